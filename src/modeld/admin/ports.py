@@ -1,0 +1,52 @@
+"""What the admin room needs from the supervisor: outcomes and snapshots, never its insides."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from modeld.supervisor.events import EventFeed
+from modeld.supervisor.log_ring import LogLine
+from modeld.supervisor.states import Status
+
+
+class Supervisor(Protocol):
+    """The pool, as seen from the admin socket.
+
+    Every method that takes a name raises NotFound for one that is not configured. The three moves return the
+    outcome or raise a ModeldError; cancelling the caller stops the waiting and never the move itself.
+    """
+
+    @property
+    def feed(self) -> EventFeed:
+        """What happens to which model, as it happens."""
+        ...
+
+    def statuses(self) -> tuple[Status, ...]:
+        """Return a snapshot of every model, in the order of the configuration."""
+        ...
+
+    def status(self, name: str) -> Status:
+        """Return a snapshot of one model."""
+        ...
+
+    async def load(self, name: str) -> Status:
+        """Bring a model up; returns when it is READY."""
+        ...
+
+    async def unload(self, name: str) -> Status:
+        """Drain and stop a model; returns when it is STOPPED."""
+        ...
+
+    async def restart(self, name: str) -> Status:
+        """Stop a model and bring it up again; returns when it is READY."""
+        ...
+
+    def log_lines(self, name: str) -> list[LogLine]:
+        """Return the kept lines of the model's worker, oldest first."""
+        ...
+
+    def follow_log(self, name: str) -> AbstractContextManager[AsyncIterator[LogLine]]:
+        """Give an endless iterator over the lines from now on, without the kept ones."""
+        ...
