@@ -1,7 +1,7 @@
 """The admin application, and the Unix socket it listens on.
 
-Routes: GET /status · POST /models/{name}/load|unload|restart · GET /models/{name}/logs · GET /events. The last
-two take `?follow=1`. Everything that lasts is NDJSON, one write per line.
+Routes: GET /status · POST /models/{name}/load|unload|restart · GET /models/{name}/logs · GET /events. The
+last two take `?follow=1`. Everything that lasts is NDJSON, one write per line.
 """
 
 from __future__ import annotations
@@ -43,14 +43,23 @@ STATUS: tuple[tuple[type[ModeldError], int], ...] = (
 """HTTP status of an error; anything else is 500."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_STREAMS: web.AppKey[set[asyncio.Task[Any]]] = web.AppKey("streams", set)
+
+
+class _Streams:
+    """The handlers that would otherwise go on for ever."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+
+_STREAMS = web.AppKey("streams", _Streams)
 
 
 def build_admin_app(supervisor: Supervisor, info: Callable[[], DaemonInfo]) -> web.Application:
     """Return the application; `info` is asked at every GET /status."""
     handlers = _Handlers(supervisor, info)
     app = web.Application(middlewares=[_errors_as_json])
-    app[_STREAMS] = set()
+    app[_STREAMS] = _Streams()
     app.on_shutdown.append(_end_streams)
     app.router.add_get("/status", handlers.status)
     app.router.add_post("/models/{name}/{verb:load|unload|restart}", handlers.move)
@@ -120,7 +129,7 @@ def _remove_stale(path: Path) -> None:
 
 
 async def _end_streams(app: web.Application) -> None:
-    for task in tuple(app[_STREAMS]):
+    for task in tuple(app[_STREAMS].tasks):
         task.cancel()
 
 
@@ -176,13 +185,15 @@ class _Handlers:
             return stream.response
 
     def _known(self, request: web.Request) -> str:
-        """Return the name in the path. Raises NotFound, with the names there are, before any header is sent."""
+        """Return the name in the path. Raises NotFound, with the names there are, before any header."""
         name = request.match_info["name"]
         try:
             self._supervisor.status(name)
         except NotFound as error:
             names = ", ".join(status.name for status in self._supervisor.statuses()) or "none"
-            raise NotFound(f"no model is named {name!r}; there are: {names}", code="model_not_found") from error
+            raise NotFound(
+                f"no model is named {name!r}; there are: {names}", code="model_not_found"
+            ) from error
         return name
 
 
@@ -197,7 +208,7 @@ class _Stream:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._request.app[_STREAMS].add(task)
+        self._request.app[_STREAMS].tasks.add(task)
         await self.response.prepare(self._request)
         return self
 
@@ -205,7 +216,7 @@ class _Stream:
         await self.response.write(msgspec.json.encode(line) + b"\n")
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
-        self._request.app[_STREAMS].discard(self._task)
+        self._request.app[_STREAMS].tasks.discard(self._task)
         return kind is not None and issubclass(kind, ConnectionError)
 
 

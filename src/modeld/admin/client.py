@@ -26,7 +26,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class AdminClient:
-    """Speaks to one daemon. Every method raises StartupError when none answers, else the daemon's own error."""
+    """Speaks to one daemon. Methods raise StartupError when none answers, else the daemon's own error."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
@@ -73,7 +73,7 @@ class AdminClient:
                 answer = connection.getresponse()
             except (TimeoutError, BlockingIOError) as error:
                 raise StartupError(
-                    f"modeld does not answer on {self._path} (waited {ANSWER_S:g} s): it hangs or is overloaded"
+                    f"modeld does not answer on {self._path} (waited {ANSWER_S:g} s): it hangs"
                 ) from error
             except PermissionError as error:
                 raise StartupError(
