@@ -59,4 +59,5 @@ def stop_signals(on_hangup: Callable[[], None] | None = None) -> Iterator[StopSi
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
-            signal.signal(number, handler)
+            if handler is not None:  # None: set from outside Python, so it cannot be put back
+                signal.signal(number, handler)
