@@ -50,7 +50,7 @@ class FrameDecoder(Generic[M]):
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[M, int]]:
-        """Return the messages completed by `data`, each with its payload size in bytes.
+        """Return the messages completed by `data`, each with its frame's size in bytes (header included).
 
         Raises FrameTooLarge as soon as a header announces too much (before any of it is buffered), and
         BadFrame for a payload that is not one of the union's messages.
@@ -74,7 +74,7 @@ class FrameDecoder(Generic[M]):
                 if end - start < size:
                     break
                 try:
-                    messages.append((self._decoder.decode(view[start : start + size]), size))
+                    messages.append((self._decoder.decode(view[start : start + size]), HEADER.size + size))
                 except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                     raise BadFrame(f"a frame of {size} bytes is not a known message: {error}") from error
                 at = start + size

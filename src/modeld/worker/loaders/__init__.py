@@ -1,0 +1,1 @@
+"""One module per engine; `registry.LOADERS` names them."""

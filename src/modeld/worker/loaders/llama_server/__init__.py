@@ -1,0 +1,19 @@
+"""GGUF models on llama.cpp's own server, run by this worker as its child.
+
+The worker speaks the server's HTTP over a Unix socket (`client`), in the shapes of `translate`. What the
+model's chat template can do is found out once, at load (`probe`): llama.cpp renders tools only if the template
+does, and does not enforce `tool_choice`, so calls that must happen are enforced by a JSON schema over the
+whole answer, which it does enforce (`worker.tools`).
+"""
+
+from __future__ import annotations
+
+from modeld.protocol.messages import LoadSpec
+from modeld.worker.loader import LoadedModel, Report
+
+
+async def load(spec: LoadSpec, report: Report) -> LoadedModel:
+    """Start the engine and wait until it serves. Raises LoadFailed with the engine's last words."""
+    from modeld.worker.loaders.llama_server.model import start  # brings in aiohttp
+
+    return await start(spec, report)

@@ -1,0 +1,216 @@
+"""HTTP to the llama.cpp server: one fresh connection for each request, answers always streamed.
+
+Pooled connections are not used: llama.cpp closes kept-alive ones in a way that races with the next request.
+Answers are streamed even when the caller wants one piece, because the engine notices a reader's leaving only
+while it streams; a whole answer would be generated to its end for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from modeld.errors import BadRequest, EngineError, ModeldError, ModelUnavailable, WorkerDied
+
+CONNECT_S = 5.0
+"""Seconds to connect; a Unix socket with a living server behind it takes microseconds."""
+
+
+class TopLogprob(msgspec.Struct):
+    """llama.cpp's alternative token."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    """llama.cpp's chosen token."""
+
+    top_logprobs: list[TopLogprob] = []
+
+
+class Logprobs(msgspec.Struct):
+    """`choices[].logprobs`, in the chat shape for both endpoints."""
+
+    content: list[TokenLogprob] | None = None
+
+
+class FunctionDelta(msgspec.Struct):
+    """`tool_calls[].function`."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolDelta(msgspec.Struct):
+    """`delta.tool_calls[]`."""
+
+    index: int = 0
+    id: str | None = None
+    function: FunctionDelta = msgspec.field(default_factory=FunctionDelta)
+
+
+class Delta(msgspec.Struct):
+    """`choices[].delta`."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolDelta] | None = None
+
+
+class Choice(msgspec.Struct):
+    """One choice of a chunk; `delta` from chat, `text` from completions."""
+
+    delta: Delta = msgspec.field(default_factory=Delta)
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class PromptDetails(msgspec.Struct):
+    """`usage.prompt_tokens_details`."""
+
+    cached_tokens: int = 0
+
+
+class EngineUsage(msgspec.Struct):
+    """`usage`."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class EngineFault(msgspec.Struct):
+    """`error`."""
+
+    message: str = ""
+    type: str = ""
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
+
+
+class Chunk(msgspec.Struct):
+    """What of a stream's `data:` line matters here."""
+
+    choices: list[Choice] = []
+    usage: EngineUsage | None = None
+    error: EngineFault | None = None
+
+
+class _Errors(msgspec.Struct):
+    error: EngineFault
+
+
+_chunk = msgspec.json.Decoder(Chunk)
+_error = msgspec.json.Decoder(_Errors)
+_encode = msgspec.json.Encoder().encode
+
+_HEADERS = {"Content-Type": "application/json"}
+
+
+class Client:
+    """Requests to one engine."""
+
+    def __init__(self, socket: Path) -> None:
+        self._session = aiohttp.ClientSession(
+            "http://engine",
+            connector=aiohttp.UnixConnector(str(socket), force_close=True, limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        """Close what is open."""
+        await self._session.close()
+
+    async def healthy(self) -> bool:
+        """Tell whether the engine has loaded and answers."""
+        try:
+            async with self._session.get("/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def fetch(self, method: str, path: str, body: Any = None) -> Any:
+        """Return the decoded JSON answer. Raises the engine's error as a ModeldError."""
+        data = _encode(body) if body is not None else None
+        try:
+            async with self._session.request(method, path, data=data, headers=_HEADERS) as response:
+                text = await response.read()
+                if response.status != 200:
+                    raise _refusal(response.status, text)
+                return msgspec.json.decode(text)
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerDied(f"the connection to the engine broke: {error}") from error
+
+    async def stream(self, path: str, body: Any) -> AsyncIterator[Chunk]:
+        """Post `body` and iterate over the answer's chunks; leaving the iteration stops the engine's work.
+
+        Raises BadRequest for what the engine refuses as the caller's fault, EngineError for its own, and
+        WorkerDied when the connection breaks before the end.
+        """
+        try:
+            async with self._session.post(path, data=_encode(body), headers=_HEADERS) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.read())
+                rest = b""
+                async for data in response.content.iter_any():
+                    *events, rest = (rest + data).split(b"\n\n")
+                    for event in events:
+                        if event.startswith(b"data: "):
+                            if event == b"data: [DONE]":
+                                return
+                            chunk = _chunk.decode(memoryview(event)[6:])
+                            if chunk.error is not None:
+                                raise _fault(500, chunk.error)
+                            yield chunk
+                        elif event.startswith(b"error: "):
+                            raise _refusal(500, event[7:])
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerDied(f"the connection to the engine broke: {error}") from error
+        except msgspec.MsgspecError as error:
+            raise EngineError(f"the engine sent a chunk that cannot be read: {error}") from error
+        except asyncio.IncompleteReadError as error:
+            raise WorkerDied("the engine ended in the middle of an answer") from error
+        raise WorkerDied("the engine ended its answer without saying so")
+
+
+def _refusal(status: int, text: bytes) -> ModeldError:
+    try:
+        fault = _error.decode(text).error
+    except msgspec.MsgspecError:
+        fault = EngineFault(text[:500].decode("utf-8", "replace"))
+    return _fault(status, fault)
+
+
+def _fault(status: int, fault: EngineFault) -> ModeldError:
+    message = fault.message.strip() or f"the engine answered HTTP {status} without a word"
+    if fault.type == "exceed_context_size_error":
+        sizes = (
+            f"the request has {fault.n_prompt_tokens} tokens, the model's context holds {fault.n_ctx}"
+            if fault.n_prompt_tokens and fault.n_ctx
+            else message
+        )
+        return BadRequest(
+            f"{sizes}; shorten it, or raise n_ctx", code="context_length_exceeded", param="messages"
+        )
+    if status == 503:
+        return ModelUnavailable(f"the engine is not ready: {message}")
+    if 400 <= status < 500:
+        return BadRequest(message, code="engine_refused")
+    if any(word in message for word in _TEMPLATE_WORDS):
+        return BadRequest(
+            f"the model's chat template refuses these messages: {message}", code="template_error", param="messages"
+        )
+    return EngineError(message)
+
+
+_TEMPLATE_WORDS = ("Jinja", "jinja", "template", "raise_exception")
+"""llama.cpp answers 500 when a chat template raises; it is the request's fault, known by these words."""

@@ -1,0 +1,223 @@
+"""A llama.cpp model that serves: start, probe, run calls, stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from modeld.errors import LoadFailed, ModeldError
+from modeld.protocol.messages import Facts, LoadSpec
+from modeld.protocol.tasks import (
+    ChatTask,
+    CompletionTask,
+    Finish,
+    Reasoning,
+    Task,
+    Text,
+    ToolCallDelta,
+    Usage,
+)
+from modeld.worker.loader import Emit, Report
+from modeld.worker.loaders.llama_server import translate
+from modeld.worker.loaders.llama_server.client import Client, EngineUsage
+from modeld.worker.loaders.llama_server.engine import Engine, command, model_file, resident_bytes
+from modeld.worker.tools import CallParser, Plan, TemplateFacts, plan
+
+SOCKET_NAME = "engine.sock"
+
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "modeld_probe_tool", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class LlamaModel:
+    """One loaded model; see `worker.loader.LoadedModel`."""
+
+    def __init__(self, engine: Engine, client: Client, facts: Facts, template: TemplateFacts, spec: LoadSpec) -> None:
+        self.facts = facts
+        self._engine = engine
+        self._client = client
+        self._template = template
+        self._template_kwargs = spec.template_kwargs
+
+    @property
+    def died(self) -> asyncio.Future[str]:
+        """Done when the engine's process has ended by itself."""
+        return self._engine.died
+
+    async def run(self, task: Task, emit: Emit, identity: str) -> None:
+        """Run every choice as a request of its own, then report the usage of all."""
+        run: Callable[[int], Any]
+        match task:
+            case ChatTask():
+                planned = plan(task, self._template)
+                path, body = await self._chat_body(task, planned)
+                run = lambda index: self._choice(task, index, path, body, planned, emit)  # noqa: E731
+            case CompletionTask():
+                path, body = "/v1/completions", {"prompt": task.prompt}
+                if task.suffix is not None:
+                    body["suffix"] = task.suffix
+                run = lambda index: self._choice(task, index, path, body, None, emit)  # noqa: E731
+        if task.n == 1:
+            usages = [await run(0)]
+        else:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    choices = [group.create_task(run(index)) for index in range(task.n)]
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            usages = [choice.result() for choice in choices]
+        first = usages[0]
+        await emit(
+            Usage(
+                first.prompt_tokens,
+                sum(usage.completion_tokens for usage in usages),
+                first.prompt_tokens_details.cached_tokens if first.prompt_tokens_details else 0,
+            )
+        )
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self._client.close()
+        await self._engine.stop()
+
+    async def _chat_body(self, task: ChatTask, planned: Plan) -> tuple[str, dict[str, Any]]:
+        body = {
+            "messages": [translate.message(item) for item in planned.messages],
+            **translate.chat_common(task, self._template_kwargs),
+        }
+        if planned.native_tools:
+            body["tools"] = [translate.tool(item) for item in task.tools]
+            body["parallel_tool_calls"] = task.parallel_tool_calls
+        if planned.schema is None:
+            if planned.json_object:
+                body["response_format"] = {"type": "json_object"}
+            return "/v1/chat/completions", body
+        if not planned.native_tools:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": planned.schema, "strict": True},
+            }
+            return "/v1/chat/completions", body
+        # The chat endpoint takes tools or a schema, not both: let it render, then constrain the raw prompt.
+        rendered = await self._client.fetch("POST", "/apply-template", body)
+        return "/v1/completions", {"prompt": rendered["prompt"], "json_schema": planned.schema}
+
+    async def _choice(
+        self,
+        task: ChatTask | CompletionTask,
+        index: int,
+        path: str,
+        body: dict[str, Any],
+        planned: Plan | None,
+        emit: Emit,
+    ) -> EngineUsage:
+        request = {**translate.streaming(task, index), **body}
+        parser = planned.parser() if planned is not None and planned.parser is not None else None
+        native = translate.NativeCalls(index)
+        usage, reason = EngineUsage(), "stop"
+        async for chunk in self._client.stream(path, request):
+            for choice in chunk.choices:
+                delta = choice.delta
+                if delta.reasoning_content or delta.tool_calls:
+                    for event in native.events(delta):
+                        await emit(event)
+                text = delta.content or choice.text
+                if text:
+                    if parser is None:
+                        await emit(Text(text, index, translate.logprobs(choice.logprobs, task.top_logprobs)))
+                    else:
+                        await _emit_parsed(parser.feed(text), index, emit)
+                if choice.finish_reason is not None:
+                    reason = choice.finish_reason
+            if chunk.usage is not None:
+                usage = chunk.usage
+        if parser is not None:
+            await _emit_parsed(parser.finish(), index, emit)
+        called = native.called or (parser is not None and parser.called)
+        if reason == "length":
+            await emit(Finish("length", index))
+        else:
+            await emit(Finish("tool_calls" if called else "stop", index))
+        return usage
+
+
+async def _emit_parsed(events: list[Text | ToolCallDelta], index: int, emit: Emit) -> None:
+    for event in events:
+        if index:
+            event = (
+                Text(event.text, index)
+                if isinstance(event, Text)
+                else ToolCallDelta(event.call, event.arguments, event.id, event.name, index)
+            )
+        await emit(event)
+
+
+async def start(spec: LoadSpec, report: Report) -> LlamaModel:
+    """Start an engine for `spec`, wait until it is ready, and find out what its template can do."""
+    model = model_file(spec)
+    sock = Path(spec.runtime_dir) / SOCKET_NAME
+    argv, name = command(spec, model, sock)
+    report(f"starting {name}", None)
+    engine = await Engine.start(argv, sock, name)
+    client = Client(sock)
+    try:
+        await engine.ready(client.healthy, report, spec.start_timeout_s, model.stat().st_size)
+        props = await client.fetch("GET", "/props")
+        template = await probe(client)
+    except ModeldError as error:
+        await client.close()
+        await engine.stop()
+        if isinstance(error, LoadFailed):
+            raise
+        raise LoadFailed(f"{name} answers, but not as llama.cpp does: {error}", permanent=True) from error
+    except BaseException:
+        await client.close()
+        await engine.stop()
+        raise
+    return LlamaModel(engine, client, _facts(props, template, engine), template, spec)
+
+
+def _facts(props: dict[str, Any], template: TemplateFacts, engine: Engine) -> Facts:
+    capabilities = ["chat", "completion", "tools", "json_schema", "logprobs"]
+    source = str(props.get("chat_template") or "")
+    if "<think>" in source or "enable_thinking" in source or "reasoning_content" in source:
+        capabilities.append("reasoning")
+    if (props.get("modalities") or {}).get("vision"):
+        capabilities.append("vision")
+    settings = props.get("default_generation_settings") or {}
+    return Facts(
+        loader="llama_server",
+        device="cpu",
+        slots=int(props.get("total_slots") or 1),
+        bytes_used=resident_bytes(engine.pid),
+        context_length=int(settings["n_ctx"]) if "n_ctx" in settings else None,
+        capabilities=tuple(capabilities),
+        detail={
+            "engine": engine.name,
+            "tools": "rendered by the template" if template.renders_tools else "rendered by modeld",
+        },
+    )
+
+
+async def probe(client: Client) -> TemplateFacts:
+    """Render small conversations to see what the chat template does with tools and late system messages."""
+    renders_tools = "modeld_probe_tool" in await _rendered(client, [("user", "hello")], [_PROBE_TOOL])
+    late = await _rendered(client, [("user", "hello"), ("assistant", "hi"), ("system", "modeld_probe"), ("user", "x")])
+    return TemplateFacts(renders_tools=renders_tools, late_system="modeld_probe" in late)
+
+
+async def _rendered(client: Client, turns: list[tuple[str, str]], tools: list[dict[str, Any]] | None = None) -> str:
+    body: dict[str, Any] = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    if tools:
+        body["tools"] = tools
+    try:
+        return str((await client.fetch("POST", "/apply-template", body))["prompt"])
+    except ModeldError:
+        return ""  # the template refuses this conversation: the answer to the question is no
+
+
+__all__ = ["LlamaModel", "Reasoning", "probe", "start"]

@@ -1,0 +1,101 @@
+"""The llama.cpp server inside the `xllamacpp` wheel, as a program: `python -m … '{"model": …, "socket": …}'`.
+
+Takes the loader's options as one JSON object. Of `extra_args` it knows the flags in `FLAGS`; another one is an
+error that says so, since a flag dropped in silence is worse than a refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def _set(path: str, convert: Callable[[str], Any]) -> Callable[[Any, str], None]:
+    *parents, name = path.split(".")
+
+    def apply(params: Any, value: str) -> None:
+        for parent in parents:
+            params = getattr(params, parent)
+        setattr(params, name, convert(value))
+
+    return apply
+
+
+FLAGS: dict[str, Callable[[Any, str], None]] = {
+    "--threads": _set("cpuparams.n_threads", int),
+    "-t": _set("cpuparams.n_threads", int),
+    "--threads-batch": _set("cpuparams_batch.n_threads", int),
+    "-tb": _set("cpuparams_batch.n_threads", int),
+    "--ubatch-size": _set("n_ubatch", int),
+    "-ub": _set("n_ubatch", int),
+    "--reasoning-budget": _set("sampling.reasoning_budget_tokens", int),
+    "--sse-ping-interval": _set("sse_ping_interval", int),
+    "--slot-save-path": _set("slot_save_path", str),
+    "--seed": _set("sampling.seed", int),
+}
+
+
+def configure(params: Any, options: dict[str, Any]) -> None:
+    """Put the loader's options into xllamacpp's `CommonParams`. Raises ValueError for an unknown extra flag."""
+    parallel = int(options.get("parallel") or 1)
+    params.model.path = options["model"]
+    params.hostnames = [options["socket"]]
+    params.n_parallel = parallel
+    params.n_ctx = int(options.get("n_ctx") or 2048) * parallel
+    params.use_jinja = True
+    params.ui = False
+    params.warmup = True
+    for key, name in (("n_batch", "n_batch"), ("cache_reuse", "n_cache_reuse"), ("cache_ram_mib", "cache_ram_mib")):
+        if options.get(key) is not None:
+            setattr(params, name, int(options[key]))
+    if options.get("n_gpu_layers") is not None:
+        params.n_gpu_layers = int(options["n_gpu_layers"])
+    if options.get("threads"):
+        params.cpuparams.n_threads = int(options["threads"])
+    if options.get("context_shift"):
+        params.ctx_shift = True
+    if options.get("mmproj"):
+        params.mmproj.path = options["mmproj"]
+    template = options.get("chat_template")
+    if template:
+        file = Path(template)
+        params.chat_template = file.read_text("utf-8") if file.is_file() else template
+    extra = [str(value) for value in options.get("extra_args") or ()]
+    while extra:
+        flag, *extra = extra
+        flag, equals, value = flag.partition("=")
+        if flag not in FLAGS or (not equals and not extra):
+            raise ValueError(
+                f"extra_args: {flag} is not among those the xllamacpp engine takes ({', '.join(FLAGS)}); "
+                "install llama-server for all of them"
+            )
+        if not equals:
+            value, *extra = extra
+        FLAGS[flag](params, value)
+
+
+def main() -> int:
+    """Serve until SIGTERM."""
+    import xllamacpp
+
+    # The server's threads never return to Python: the default action ends the process at once.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    params = xllamacpp.CommonParams()
+    try:
+        configure(params, json.loads(sys.argv[1]))
+        server = xllamacpp.Server(params)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    print(f"listening on {server.listening_address}", flush=True)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
