@@ -1,0 +1,7 @@
+"""`python -m modeld` is `modeld`."""
+
+from __future__ import annotations
+
+from modeld.cli.main import main
+
+main()
