@@ -1,0 +1,231 @@
+"""Options of each engine, named as in Modelship's models.yaml, so that such a file loads unchanged."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from modeld.config.values import AnchoredText, Number, PlainText, Program, Section, Size, Whole, mistake
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+
+
+class VllmEngineKwargs(Section):
+    """Options of the vllm loader."""
+
+    model: str | None = Field(
+        default=None, description="Read for compatibility; the model's own `model` is what loads."
+    )
+    tensor_parallel_size: Whole = Field(default=1, ge=1, description="GPUs that share each layer.")
+    pipeline_parallel_size: Whole = Field(
+        default=1, ge=1, description="GPUs that share the layers between them."
+    )
+    max_model_len: Whole | None = Field(default=None, ge=1, description="Context length in tokens.")
+    dtype: str = Field(default="auto", description="Type of the weights in memory.")
+    tokenizer: str | None = Field(default=None, description="Tokenizer, when it is not the model's own.")
+    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+    task: str = Field(default="auto", description="vLLM's task.")
+    model_impl: str | None = Field(default=None, description="Implementation: auto, vllm or transformers.")
+    enable_log_requests: bool = Field(default=False, description="Let vLLM log each request.")
+    disable_log_stats: bool = Field(default=False, description="Keep vLLM from logging its statistics.")
+    kv_cache_dtype: str | None = Field(default=None, description="Type of the KV cache.")
+    quantization: str | None = Field(default=None, description="Quantisation method of the weights.")
+    enable_auto_tool_choice: bool | None = Field(
+        default=None, description="Let the model decide on tool calls."
+    )
+    tool_call_parser: str | None = Field(default=None, description="Parser of the model's tool calls.")
+    enable_reasoning: bool | None = Field(default=None, description="Separate reasoning from the answer.")
+    reasoning_parser: str | None = Field(default=None, description="Parser of the model's reasoning.")
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        default="auto", description="How message content is given to the chat template."
+    )
+    enforce_eager: bool | None = Field(default=None, description="Do without CUDA graphs.")
+    enable_prefix_caching: bool | None = Field(
+        default=None, description="Keep the KV cache of shared prefixes."
+    )
+    max_num_batched_tokens: Whole | None = Field(default=None, ge=1, description="Tokens in one step.")
+    max_num_seqs: Whole | None = Field(default=None, ge=1, description="Sequences in one step.")
+    limit_mm_per_prompt: dict[str, Any] | None = Field(
+        default=None, description="Media items allowed in a prompt, by kind."
+    )
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Options of the media processor."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _memory_share_is_derived(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("gpu_memory_utilization") is not None:
+            raise mistake(
+                "follows from num_gpus and cannot be set; remove it, or set num_gpus to the share wanted",
+                "gpu_memory_utilization",
+            )
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if key != "gpu_memory_utilization"}
+        return data
+
+
+class DiffusersConfig(Section):
+    """Options of the diffusers loader."""
+
+    torch_dtype: str = Field(default="float16", description="Type of the weights in memory.")
+    num_inference_steps: Whole = Field(default=30, ge=1, description="Denoising steps for an image.")
+    guidance_scale: Number = Field(default=7.5, description="How closely an image follows its prompt.")
+
+
+class LlamaServerConfig(Section):
+    """Options of the llama_server loader."""
+
+    n_ctx: Whole = Field(
+        default=2048, ge=0, description="Context length in tokens for each slot; 0 is the model's own."
+    )
+    n_batch: Whole = Field(default=512, ge=1, description="Prompt tokens worked on in one batch.")
+    n_gpu_layers: Whole = Field(default=-1, description="Layers kept on the GPU; -1 leaves it to the engine.")
+    threads: Whole | None = Field(
+        default=None, ge=1, description="CPU threads; unset leaves it to the engine."
+    )
+    parallel: Whole = Field(default=1, ge=1, le=256, description="Requests worked on at once (slots).")
+    chat_template: str | None = Field(
+        default=None, description="A chat template to use in place of the model's own."
+    )
+    mmproj: str | None = Field(default=None, description="Projector file of a model that sees pictures.")
+    cache_reuse: Whole = Field(
+        default=0, ge=0, description="Shortest piece of the cache to reuse by shifting, in tokens."
+    )
+    context_shift: bool = Field(default=False, description="Drop the oldest tokens when the context is full.")
+    cache_ram_mib: Whole | None = Field(
+        default=None, ge=-1, description="RAM for prompts put aside, in MiB; -1 is no limit."
+    )
+    extra_args: tuple[str, ...] = Field(
+        default=(), description="More arguments, given to llama-server as they are."
+    )
+    ubatch_size: Whole | None = Field(default=None, ge=1, description="Tokens in one physical batch.")
+    flash_attn: Literal["on", "off", "auto"] | None = Field(default=None, description="Flash attention.")
+    cache_type_k: CacheType | None = Field(default=None, description="Type of the keys in the KV cache.")
+    cache_type_v: CacheType | None = Field(default=None, description="Type of the values in the KV cache.")
+    tensor_split: Annotated[tuple[Number, ...], Field(min_length=1)] | None = Field(
+        default=None, description="Share of each GPU, in proportion."
+    )
+    binary: Program | None = Field(
+        default=None, description="llama-server program for this model: a path, or a name on PATH."
+    )
+
+    @field_validator("flash_attn", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+    @field_validator("extra_args", mode="before")
+    @classmethod
+    def _numbers_as_text(cls, value: Any) -> Any:
+        # `extra_args: [--seed, 1]` is what people write.
+        if isinstance(value, list):
+            return [str(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for v in value]
+        return value
+
+    def worker_options(self) -> dict[str, Any]:
+        """Return the options as JSON-able values; those that are plain flags come as `extra_args`.
+
+        The owner's own `extra_args` come last, since llama-server takes the last of two.
+        """
+        dumped = self.model_dump(mode="json")
+        flags: list[str] = []
+        for key in ("ubatch_size", "flash_attn", "cache_type_k", "cache_type_v", "tensor_split"):
+            value = dumped.pop(key)
+            if value is not None:
+                text = ",".join(f"{share:g}" for share in value) if isinstance(value, list) else str(value)
+                flags += ["--" + key.replace("_", "-"), text]
+        dumped["extra_args"] = flags + dumped["extra_args"]
+        return dumped
+
+
+class StableDiffusionCppConfig(Section):
+    """Options of the stable_diffusion_cpp loader."""
+
+    sample_steps: Whole = Field(default=20, ge=1, description="Denoising steps for an image.")
+    cfg_scale: Number = Field(default=7.0, description="How closely an image follows its prompt.")
+    sample_method: str = Field(default="default", description="Sampling method.")
+    scheduler: str = Field(default="default", description="Noise schedule.")
+    wtype: str = Field(default="default", description="Type of the weights in memory.")
+    n_threads: Whole = Field(default=-1, description="CPU threads; -1 leaves it to the engine.")
+    vae_tiling: bool = Field(default=False, description="Decode in tiles, to save memory.")
+    diffusion_model_path: AnchoredText | None = Field(
+        default=None, description="Diffusion model of a split checkpoint."
+    )
+    clip_l_path: AnchoredText | None = Field(
+        default=None, description="CLIP-L encoder of a split checkpoint."
+    )
+    clip_g_path: AnchoredText | None = Field(
+        default=None, description="CLIP-G encoder of a split checkpoint."
+    )
+    t5xxl_path: AnchoredText | None = Field(default=None, description="T5-XXL encoder of a split checkpoint.")
+    vae_path: AnchoredText | None = Field(default=None, description="VAE of a split checkpoint.")
+    model_kwargs: dict[str, Any] = Field(
+        default={}, description="More options, given to the engine as they are."
+    )
+
+
+class WhispercppConfig(Section):
+    """Options of the whispercpp loader."""
+
+    n_threads: Whole | None = Field(
+        default=None, ge=1, description="CPU threads; unset leaves it to the engine."
+    )
+    flash_attn: bool = Field(default=False, description="Flash attention.")
+    models_dir: AnchoredText | None = Field(default=None, description="Folder that holds the models.")
+
+
+class FakeConfig(Section):
+    """Script of the fake loader, which stands in for an engine in tests and measurements."""
+
+    reply: str | None = Field(default=None, description="What it answers; unset makes up `tokens` tokens.")
+    tokens: Whole = Field(default=16, ge=0, description="Tokens in an answer when `reply` is unset.")
+    first_delay: Number = Field(default=0, ge=0, description="Seconds before the first token.")
+    token_delay: Number = Field(default=0, ge=0, description="Seconds between tokens.")
+    load_seconds: Number = Field(default=0, ge=0, description="Seconds a load takes.")
+    load_steps: Whole = Field(default=1, ge=1, description="Progress reports during a load.")
+    load_error: PlainText | None = Field(default=None, description="Fail the load with these words.")
+    load_error_permanent: bool = Field(default=True, description="Whether that failure is one that stays.")
+    load_crash: bool = Field(default=False, description="Die during the load.")
+    load_hang: bool = Field(default=False, description="Never finish the load.")
+    memory: Size = Field(default=0, description="Memory to claim.")
+    slots: Whole = Field(default=64, ge=1, description="Calls worked on at once.")
+    fail_after: Whole | None = Field(
+        default=None, ge=0, description="Tokens after which a call fails with an engine error."
+    )
+    crash_after: Whole | None = Field(default=None, ge=0, description="Tokens after which the process dies.")
+    hang_after: Whole | None = Field(
+        default=None, ge=0, description="Tokens after which a call falls silent."
+    )
+    ignore_term: bool = Field(default=False, description="Ignore SIGTERM.")
+    ignore_cancel: bool = Field(default=False, description="Ignore the cancelling of a call.")
+    junk_stdout: bool = Field(default=False, description="Write rubbish to standard output.")
+
+
+class AutoscalingConfig(Section):
+    """Number of replicas by load."""
+
+    min_replicas: Whole = Field(default=1, ge=0, description="Fewest replicas; 0 unloads an idle model.")
+    max_replicas: Whole = Field(default=1, ge=1, description="Most replicas.")
+    initial_replicas: Whole | None = Field(default=None, ge=0, description="Replicas at the start.")
+    target_ongoing_requests: Number | None = Field(
+        default=None, gt=0, description="Requests wanted on each replica."
+    )
+    upscale_delay_s: Number | None = Field(
+        default=None, ge=0, description="Seconds of load before a replica is added."
+    )
+    downscale_delay_s: Number | None = Field(
+        default=None, ge=0, description="Seconds of quiet before one is removed."
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> AutoscalingConfig:
+        low, high, first = self.min_replicas, self.max_replicas, self.initial_replicas
+        if high < low:
+            raise mistake(f"is {high}, less than min_replicas, which is {low}", "max_replicas")
+        if first is not None and not low <= first <= high:
+            raise mistake(
+                f"is {first}, expected from {low} (min_replicas) to {high} (max_replicas)", "initial_replicas"
+            )
+        return self

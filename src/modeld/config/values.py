@@ -1,0 +1,176 @@
+"""The kinds of value a configuration is made of: sizes, paths, whole numbers, the listening address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+_UNITS = {
+    "b": 1,
+    **{unit + "b": 1000**power for power, unit in enumerate("kmgt", start=1)},
+    **{unit + "ib": 1024**power for power, unit in enumerate("kmgt", start=1)},
+}
+_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_LARGEST_SIZE = 2**60
+
+
+def mistake(message: str, field: str | None = None) -> PydanticCustomError:
+    """Return an error for a validator to raise; `field` is a dotted path below the value being validated."""
+    # Pydantic fills "{...}" in from the context, so a message holding braces has to travel inside it.
+    return PydanticCustomError("modeld", "{message}", {"message": message, "field": field or ""})
+
+
+def parse_size(value: object) -> int:
+    """Return a size in bytes from a whole number of bytes or text such as "6GiB" or "512MB".
+
+    Raises PydanticCustomError. "G" alone is refused: it means 1000³ to some and 1024³ to others.
+    """
+    wanted = "expected a size: a whole number of bytes, or text such as 6GiB (1024³) or 512MB (1000²)"
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        number, unit = match.groups()
+        factor = _UNITS.get(unit.lower() or "b")
+        if factor is None:
+            raise mistake(f"{wanted}; the unit {unit!r} is not one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB")
+        size = int(number) * factor if number.isdecimal() else round(float(number) * factor)
+    else:
+        raise mistake(wanted)
+    if not 0 <= size <= _LARGEST_SIZE:
+        raise mistake(f"{wanted}, from 0 to {_LARGEST_SIZE} bytes")
+    return size
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, bool):
+        raise mistake(f"expected a whole number, got {str(value).lower()}")
+    return value
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise mistake(f"expected a number, got {str(value).lower()}")
+    return value
+
+
+def _plain_text(value: str) -> str:
+    if not value.strip():
+        raise mistake("expected text, got an empty one")
+    if _CONTROL.search(value):
+        raise mistake("control characters (line ends, tabs, NUL) are not allowed here")
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _anchor(path: Path, info: ValidationInfo) -> Path:
+    _plain_text(str(path))
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise mistake(f"{path}: the home directory is not known here; write the whole path") from None
+    base = info.context.get("base") if info.context else None
+    return path if base is None else Path(base) / path
+
+
+def _anchor_program(path: Path, info: ValidationInfo) -> Path:
+    # A bare name is looked up on PATH, as a shell does.
+    return _anchor(path, info) if len(path.parts) > 1 or str(path).startswith((".", "~")) else path
+
+
+def _anchor_text(value: str, info: ValidationInfo) -> str:
+    return str(_anchor(Path(value), info))
+
+
+Whole: TypeAlias = Annotated[int, BeforeValidator(_whole)]
+Number: TypeAlias = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Size: TypeAlias = Annotated[int, BeforeValidator(parse_size), Field(json_schema_extra={"kind": "size"})]
+PlainText: TypeAlias = Annotated[str, AfterValidator(_plain_text)]
+Word = BeforeValidator(_lower)
+AnchoredPath: TypeAlias = Annotated[Path, AfterValidator(_anchor)]
+"""A path; a relative one is taken from the directory of the file it is written in."""
+AnchoredText: TypeAlias = Annotated[str, AfterValidator(_anchor_text)]
+"""The same as text, for options that go to an engine."""
+Program: TypeAlias = Annotated[Path, AfterValidator(_anchor_program)]
+"""A path to a program, or a bare name to be looked up on PATH."""
+
+
+class Section(BaseModel):
+    """Base of every part of the configuration: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _blank_means_default(cls, data: Any) -> Any:
+        """A key with nothing after it (all its lines commented out, say) counts as not written."""
+        if isinstance(data, Mapping):
+            return {
+                key: value for key, value in data.items() if value is not None or key not in cls.model_fields
+            }
+        return data
+
+
+_LISTEN_FORM = 'expected host:port, e.g. "127.0.0.1:8000" or "[::1]:8000"'
+
+
+class Listen(Section):
+    """The address the API listens on."""
+
+    host: PlainText = Field(default="127.0.0.1", description="Address or host name to listen on.")
+    port: Whole = Field(default=8000, ge=0, le=65535, description="TCP port; 0 takes any free one.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        return _split_address(data) if isinstance(data, str) else data
+
+    @classmethod
+    def parse(cls, text: str) -> Listen:
+        """Read "host:port". Raises ValueError with the form wanted."""
+        try:
+            return cls(**_split_address(text))
+        except PydanticCustomError as error:
+            raise ValueError(error.message()) from None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the address."""
+        import ipaddress
+
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.rstrip(".").lower() == "localhost"
+
+
+def _split_address(text: str) -> dict[str, Any]:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not port.isascii() or not port.isdecimal() or int(port[:6]) > 65535:
+        raise mistake(_LISTEN_FORM)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise mistake(f"{_LISTEN_FORM}; an IPv6 address goes in square brackets")
+    if not host or re.search(r"[\s/\[\]@]", host) or _CONTROL.search(host):
+        raise mistake(_LISTEN_FORM)
+    return {"host": host, "port": int(port)}
