@@ -1,0 +1,133 @@
+"""How modeld is checked: `nox` runs the default set, `nox -s NAME` one session, `nox -l` lists them.
+
+All sessions share one environment, `.nox/dev`, made once from pyproject.toml and made anew when its
+dependencies change. Arguments after `--` go to the session's tool: `nox -s unit -- -k lock`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.10"
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "types", "imports", "unit", "component", "integration", "faults"]
+
+ROOT = Path(__file__).parent
+ENVIRONMENT = ROOT / ".nox" / "dev"
+NPM = ROOT / "tests" / "conformance" / "npm"
+NOTHING_COLLECTED = 5
+"""pytest's exit code."""
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style: ruff's rules and its format."""
+    tool(session, "ruff", "check", *session.posargs)
+    tool(session, "ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types: mypy, strict, on the package and the tests."""
+    tool(session, "mypy", *session.posargs)
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Who may import whom."""
+    tool(session, "lint-imports", *session.posargs)
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """One room at a time."""
+    pytest(session, "tests/unit")
+
+
+@nox.session
+def component(session: nox.Session) -> None:
+    """Rooms together, with fakes at the edges."""
+    pytest(session, "tests/component")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """The daemon as a process, with a real engine and the demo model."""
+    pytest(session, "tests/integration")
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Kills, hangs, bad input, full queues."""
+    pytest(session, "tests/faults")
+
+
+@nox.session
+def engines(session: nox.Session) -> None:
+    """Each loader against its real engine, as far as this machine has them. Not in the default set."""
+    where = "tests/engines"
+    if not (ROOT / where).exists():
+        session.skip(f"there is no {where} yet")
+    pytest(session, where, may_be_empty=True)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """The stock OpenAI SDKs, Python and npm, against the daemon. Not in the default set."""
+    if shutil.which("npm") is None:
+        session.error("conformance needs npm (Node.js 20 or later) on PATH")
+    if (NPM / "package.json").exists() and not _npm_installed():
+        session.run("npm", "ci", "--no-audit", "--no-fund", "--prefix", str(NPM), external=True)
+    pytest(session, "tests/conformance")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Figures: what modeld adds to the raw engine, and what the gateway does alone. Not in the default set."""
+    tool(session, "python", "-m", "tests.bench", *session.posargs)
+
+
+# --- one environment ----------------------------------------------------------------------------------------
+
+
+def pytest(session: nox.Session, where: str, *, may_be_empty: bool = False) -> None:
+    """Run the tests under `where`; none collected is a failure unless `may_be_empty`."""
+    codes = [0, NOTHING_COLLECTED] if may_be_empty else [0]
+    paths = [] if any(arg.startswith("tests") for arg in session.posargs) else [where]
+    tool(session, "pytest", *paths, *session.posargs, success_codes=codes)
+
+
+def tool(session: nox.Session, name: str, *args: str, success_codes: list[int] | None = None) -> None:
+    """Run a program of the shared environment."""
+    program = str(environment(session) / "bin" / name)
+    session.run(program, *args, external=True, success_codes=success_codes or [0])
+
+
+def environment(session: nox.Session) -> Path:
+    """Return the shared environment, made first if it is missing or pyproject.toml asks for something else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    parts = [sys.version, project["build-system"], project["project"], project["dependency-groups"]]
+    wanted = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    stamp = ENVIRONMENT / "modeld-stamp"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return ENVIRONMENT
+    session.log(f"making {ENVIRONMENT} (once)")
+    session.run(sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT), external=True, log=False)
+    group = nox.project.dependency_groups(project, "dev")
+    pip = (str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    # --no-compile: byte code is written at the first import, and most of it is never imported.
+    session.run(*pip, "--no-compile", "-e", ".[demo]", *group, external=True)
+    stamp.write_text(wanted)
+    return ENVIRONMENT
+
+
+def _npm_installed() -> bool:
+    lock, mark = NPM / "package-lock.json", NPM / "node_modules" / ".package-lock.json"
+    return mark.exists() and lock.exists() and mark.stat().st_mtime >= lock.stat().st_mtime
