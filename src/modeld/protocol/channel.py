@@ -239,6 +239,10 @@ class Caller(Link[m.ToDaemon]):
         """Calls the worker has not finished with."""
         return len(self._calls)
 
+    def calls(self) -> tuple[OpenCall, ...]:
+        """Return the calls the worker has not finished with."""
+        return tuple(self._calls.values())
+
     def call(self, task: Task, identity: str) -> OpenCall:
         """Start a call. Raises WorkerDied on a link that has ended, FrameTooLarge for an oversized task."""
         if self._gone is not None:

@@ -72,13 +72,13 @@ class LoadSpec(msgspec.Struct, frozen=True):
 # --- daemon → worker ----------------------------------------------------------------------------------------
 
 
-class Load(_Message, tag="load"):
+class Load(_Message, tag="load", frozen=True, array_like=True):
     """Load this model; sent once."""
 
     spec: LoadSpec
 
 
-class Call(_Message, tag="call"):
+class Call(_Message, tag="call", frozen=True, array_like=True):
     """Start a call. `window` is how many bytes of Emit frames may be under way before Credit is needed."""
 
     call: int
@@ -87,24 +87,24 @@ class Call(_Message, tag="call"):
     window: int
 
 
-class Credit(_Message, tag="credit"):
+class Credit(_Message, tag="credit", frozen=True, array_like=True):
     """The daemon's reader took `size` more bytes of this call."""
 
     call: int
     size: int
 
 
-class Cancel(_Message, tag="cancel"):
+class Cancel(_Message, tag="cancel", frozen=True, array_like=True):
     """Stop this call; unknown or finished calls are ignored (the two ends cross on the wire)."""
 
     call: int
 
 
-class Drain(_Message, tag="drain"):
+class Drain(_Message, tag="drain", frozen=True, array_like=True):
     """Take no new calls; answer Drained when the open ones have ended."""
 
 
-class Bye(_Message, tag="bye"):
+class Bye(_Message, tag="bye", frozen=True, array_like=True):
     """Unload and exit with code 0."""
 
 
@@ -113,57 +113,57 @@ ToWorker: TypeAlias = Load | Call | Credit | Cancel | Drain | Bye
 # --- worker → daemon ----------------------------------------------------------------------------------------
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, tag="hello", frozen=True, array_like=True):
     """The worker's first message."""
 
     version: int
     pid: int
 
 
-class Progress(_Message, tag="progress"):
+class Progress(_Message, tag="progress", frozen=True, array_like=True):
     """Loading goes on. `fraction` is 0..1 or None when unknown; any Progress restarts the stall limit."""
 
     stage: str
     fraction: float | None = None
 
 
-class Ready(_Message, tag="ready"):
+class Ready(_Message, tag="ready", frozen=True, array_like=True):
     """The model serves."""
 
     facts: Facts
 
 
-class LoadRefused(_Message, tag="refused"):
+class LoadRefused(_Message, tag="refused", frozen=True, array_like=True):
     """The model did not load; the worker exits after this."""
 
     failure: Failure
 
 
-class Emit(_Message, tag="e"):
+class Emit(_Message, tag="e", frozen=True, array_like=True):
     """One event of a call."""
 
     call: int
     event: Event
 
 
-class Ended(_Message, tag="end"):
+class Ended(_Message, tag="end", frozen=True, array_like=True):
     """The call is over and complete."""
 
     call: int
 
 
-class Failed(_Message, tag="fail"):
+class Failed(_Message, tag="fail", frozen=True, array_like=True):
     """The call is over and failed."""
 
     call: int
     failure: Failure
 
 
-class Drained(_Message, tag="drained"):
+class Drained(_Message, tag="drained", frozen=True, array_like=True):
     """No call is open any more."""
 
 
-class Dying(_Message, tag="dying"):
+class Dying(_Message, tag="dying", frozen=True, array_like=True):
     """The engine is gone, and the worker goes too; `reason` ends with the engine's last words."""
 
     reason: str

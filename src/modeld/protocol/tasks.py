@@ -19,13 +19,13 @@ class _Task(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 # --- tasks --------------------------------------------------------------------------------------------------
 
 
-class TextPart(_Task, tag="text"):
+class TextPart(_Task, tag="text", frozen=True, omit_defaults=True, kw_only=True):
     """A piece of text inside a message."""
 
     text: str
 
 
-class ImagePart(_Task, tag="image"):
+class ImagePart(_Task, tag="image", frozen=True, omit_defaults=True, kw_only=True):
     """A picture as a `data:` URL; anything else has been fetched or refused before it gets here."""
 
     url: str
@@ -34,7 +34,7 @@ class ImagePart(_Task, tag="image"):
 Part: TypeAlias = TextPart | ImagePart
 
 
-class ToolCall(_Task):
+class ToolCall(_Task, frozen=True, omit_defaults=True, kw_only=True):
     """A call the model made in an earlier turn; `arguments` is JSON text, as the model wrote it."""
 
     id: str
@@ -42,7 +42,7 @@ class ToolCall(_Task):
     arguments: str
 
 
-class FunctionTool(_Task):
+class FunctionTool(_Task, frozen=True, omit_defaults=True, kw_only=True):
     """A function the model may call; `parameters` is a JSON Schema object or None for no arguments."""
 
     name: str
@@ -51,7 +51,7 @@ class FunctionTool(_Task):
     strict: bool | None = None
 
 
-class Message(_Task):
+class Message(_Task, frozen=True, omit_defaults=True, kw_only=True):
     """One turn. The role "developer" has become "system" by the time a message gets here."""
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -62,14 +62,14 @@ class Message(_Task):
     reasoning: str | None = None
 
 
-class ToolChoice(_Task):
+class ToolChoice(_Task, frozen=True, omit_defaults=True, kw_only=True):
     """Whether the model may, must or must not call; `name` is set exactly when mode is "function"."""
 
     mode: Literal["auto", "none", "required", "function"] = "auto"
     name: str | None = None
 
 
-class TextFormat(_Task):
+class TextFormat(_Task, frozen=True, omit_defaults=True, kw_only=True):
     """The form of the answer; `schema` is set exactly when kind is "json_schema"."""
 
     kind: Literal["text", "json_object", "json_schema"] = "text"
@@ -78,7 +78,7 @@ class TextFormat(_Task):
     strict: bool | None = None
 
 
-class Sampling(_Task):
+class Sampling(_Task, frozen=True, omit_defaults=True, kw_only=True):
     """Sampling parameters; None means "the engine's default"."""
 
     max_tokens: int | None = None
@@ -94,7 +94,7 @@ class Sampling(_Task):
     logit_bias: dict[str, float] = {}
 
 
-class ChatTask(_Task, tag="chat"):
+class ChatTask(_Task, tag="chat", frozen=True, omit_defaults=True, kw_only=True):
     """Continue a conversation.
 
     `top_logprobs` None: no log probabilities; 0: those of the chosen tokens only; up to 20.
@@ -114,7 +114,7 @@ class ChatTask(_Task, tag="chat"):
     engine_options: dict[str, Any] = {}
 
 
-class CompletionTask(_Task, tag="completion"):
+class CompletionTask(_Task, tag="completion", frozen=True, omit_defaults=True, kw_only=True):
     """Continue one raw prompt (text, or token ids of this model)."""
 
     prompt: str | tuple[int, ...]

@@ -44,7 +44,9 @@ class _Subscription:
         while True:
             if self.lost:
                 lost, self.lost = self.lost, 0
-                yield FeedEvent(clock.time(), "lost", "", message=f"{lost} events were lost: reading too slowly")
+                yield FeedEvent(
+                    clock.time(), "lost", "", message=f"{lost} events were lost: reading too slowly"
+                )
             while self.waiting:
                 yield self.waiting.popleft()
             self.wake.clear()

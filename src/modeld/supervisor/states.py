@@ -26,7 +26,9 @@ class State(enum.StrEnum):
 MOVES: dict[State, frozenset[State]] = {
     State.STOPPED: frozenset({State.WAITING, State.STARTING}),
     State.WAITING: frozenset({State.STARTING, State.STOPPED, State.FAILED}),
-    State.STARTING: frozenset({State.LOADING, State.BACKOFF, State.FAILED, State.STOPPING, State.STOPPED}),
+    State.STARTING: frozenset(
+        {State.WAITING, State.LOADING, State.BACKOFF, State.FAILED, State.STOPPING, State.STOPPED}
+    ),
     State.LOADING: frozenset({State.READY, State.BACKOFF, State.FAILED, State.STOPPING}),
     State.READY: frozenset({State.DRAINING, State.STOPPING, State.BACKOFF, State.FAILED}),
     State.DRAINING: frozenset({State.STOPPING, State.BACKOFF, State.FAILED, State.STOPPED}),

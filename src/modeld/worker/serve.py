@@ -1,7 +1,7 @@
 """The worker's main loop: one asyncio task per call, over one link.
 
-Load once, then calls until Drain, Bye, end-of-file or the engine's death. A call's task is cancelled by Cancel;
-whatever way it ends, exactly one Ended or Failed answers it.
+Load once, then calls until Drain, Bye, end-of-file or the engine's death. A call's task is cancelled by
+Cancel; whatever way it ends, exactly one Ended or Failed answers it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import traceback
+from typing import Any
 
 from modeld.errors import LoadFailed, ModeldError, ModelUnavailable, WorkerDied
 from modeld.protocol import messages as m
@@ -71,7 +72,8 @@ class Server:
         loading = self._group.create_task(self._load_model())
         bye = self._group.create_task(self._wait_bye())
         try:
-            await asyncio.wait({loading, ended, bye}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {loading, ended, bye}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
                 loading.cancel()
                 return 0
@@ -80,7 +82,8 @@ class Server:
                 return 1
             died = asyncio.ensure_future(asyncio.shield(model.died))
             try:
-                await asyncio.wait({ended, bye, died}, return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {ended, bye, died}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if died.done() and not died.cancelled() and not ended.done() and not bye.done():
                     await self._last_word(died.result())
                     return 1
@@ -119,7 +122,8 @@ class Server:
             return None
         except Exception as error:
             traceback.print_exc()
-            refused = LoadFailed(f"loading failed inside modeld: {type(error).__name__}: {error}", permanent=True)
+            words = f"loading failed inside modeld: {type(error).__name__}: {error}"
+            refused = LoadFailed(words, permanent=True)
             self.link.send(m.LoadRefused(m.to_failure(refused)))
             return None
         self.link.send(m.Ready(self._model.facts))

@@ -207,7 +207,9 @@ def _fault(status: int, fault: EngineFault) -> ModeldError:
         return BadRequest(message, code="engine_refused")
     if any(word in message for word in _TEMPLATE_WORDS):
         return BadRequest(
-            f"the model's chat template refuses these messages: {message}", code="template_error", param="messages"
+            f"the model's chat template refuses these messages: {message}",
+            code="template_error",
+            param="messages",
         )
     return EngineError(message)
 

@@ -45,9 +45,7 @@ def model_file(spec: LoadSpec) -> Path:
     """
     path = Path(spec.path)
     if path.is_dir():
-        found = sorted(
-            f for f in path.glob("*.gguf") if "mmproj" not in f.name and not _later_shard(f.name)
-        )
+        found = sorted(f for f in path.glob("*.gguf") if "mmproj" not in f.name and not _later_shard(f.name))
         if len(found) != 1:
             names = ", ".join(f.name for f in found) or "none"
             raise LoadFailed(
@@ -62,7 +60,9 @@ def model_file(spec: LoadSpec) -> Path:
         raise LoadFailed(f"cannot read the model file {path}: {error.strerror}", permanent=True) from error
     if magic != b"GGUF":
         raise LoadFailed(
-            f"{path} is not a GGUF file: it begins with {magic!r}, not b'GGUF'", code="not_gguf", permanent=True
+            f"{path} is not a GGUF file: it begins with {magic!r}, not b'GGUF'",
+            code="not_gguf",
+            permanent=True,
         )
     return path
 

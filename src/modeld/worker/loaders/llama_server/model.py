@@ -36,7 +36,9 @@ _PROBE_TOOL = {
 class LlamaModel:
     """One loaded model; see `worker.loader.LoadedModel`."""
 
-    def __init__(self, engine: Engine, client: Client, facts: Facts, template: TemplateFacts, spec: LoadSpec) -> None:
+    def __init__(
+        self, engine: Engine, client: Client, facts: Facts, template: TemplateFacts, spec: LoadSpec
+    ) -> None:
         self.facts = facts
         self._engine = engine
         self._client = client
@@ -206,11 +208,15 @@ def _facts(props: dict[str, Any], template: TemplateFacts, engine: Engine) -> Fa
 async def probe(client: Client) -> TemplateFacts:
     """Render small conversations to see what the chat template does with tools and late system messages."""
     renders_tools = "modeld_probe_tool" in await _rendered(client, [("user", "hello")], [_PROBE_TOOL])
-    late = await _rendered(client, [("user", "hello"), ("assistant", "hi"), ("system", "modeld_probe"), ("user", "x")])
+    late = await _rendered(
+        client, [("user", "hello"), ("assistant", "hi"), ("system", "modeld_probe"), ("user", "x")]
+    )
     return TemplateFacts(renders_tools=renders_tools, late_system="modeld_probe" in late)
 
 
-async def _rendered(client: Client, turns: list[tuple[str, str]], tools: list[dict[str, Any]] | None = None) -> str:
+async def _rendered(
+    client: Client, turns: list[tuple[str, str]], tools: list[dict[str, Any]] | None = None
+) -> str:
     body: dict[str, Any] = {"messages": [{"role": role, "content": text} for role, text in turns]}
     if tools:
         body["tools"] = tools

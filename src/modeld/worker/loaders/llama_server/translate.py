@@ -117,7 +117,9 @@ def logprobs(wire: Logprobs | None, top: int | None) -> tuple[TokenLogprob, ...]
             _number(entry),
             tuple(entry.bytes) if entry.bytes is not None else None,
             tuple(
-                TopLogprob(other.token, _number(other), tuple(other.bytes) if other.bytes is not None else None)
+                TopLogprob(
+                    other.token, _number(other), tuple(other.bytes) if other.bytes is not None else None
+                )
                 for other in entry.top_logprobs[:top]
             ),
         )
@@ -152,7 +154,9 @@ class NativeCalls:
             if call.index not in self._known:
                 number = self._known[call.index] = len(self._known)
                 events.append(
-                    ToolCallDelta(number, arguments, call.id or new_id("call_"), call.function.name or "", self._index)
+                    ToolCallDelta(
+                        number, arguments, call.id or new_id("call_"), call.function.name or "", self._index
+                    )
                 )
             elif arguments:
                 events.append(ToolCallDelta(self._known[call.index], arguments, index=self._index))

@@ -49,7 +49,11 @@ def configure(params: Any, options: dict[str, Any]) -> None:
     params.use_jinja = True
     params.ui = False
     params.warmup = True
-    for key, name in (("n_batch", "n_batch"), ("cache_reuse", "n_cache_reuse"), ("cache_ram_mib", "cache_ram_mib")):
+    for key, name in (
+        ("n_batch", "n_batch"),
+        ("cache_reuse", "n_cache_reuse"),
+        ("cache_ram_mib", "cache_ram_mib"),
+    ):
         if options.get(key) is not None:
             setattr(params, name, int(options[key]))
     if options.get("n_gpu_layers") is not None:

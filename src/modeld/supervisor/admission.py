@@ -1,0 +1,65 @@
+"""Who may go in: a request meets a model in some state, with some queue. Pure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
+from modeld.supervisor.states import State
+
+
+class Priority(enum.IntEnum):
+    """Lower goes first; within one priority, first come, first served."""
+
+    INTERACTIVE = 0
+    BACKGROUND = 1
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the decision is made of.
+
+    `wanted`: the owner wants the model up (it may be on its way, or being restarted).
+    """
+
+    model: str
+    state: State
+    wanted: bool
+    in_flight: int
+    slots: int
+    queued: int
+    max_queue: int
+    message: str = ""
+
+
+class Verdict(enum.Enum):
+    """What happens to the request when it is not refused."""
+
+    GRANT = "grant"
+    WAIT = "wait"
+
+
+def decide(now: Situation) -> Verdict | ModeldError:
+    """Return GRANT, WAIT, or the error to refuse with (queue full, failed, stopped)."""
+    if now.state is State.FAILED:
+        return ModelFailed(f"model {now.model!r} failed: {now.message}", param="model")
+    if now.state is State.READY and not now.queued and now.in_flight < now.slots:
+        return Verdict.GRANT
+    if not now.wanted:
+        return ModelUnavailable(
+            f"model {now.model!r} is {now.state}: {now.message or 'it is not loaded'}; "
+            f"load it with: modeld ctl load {now.model}",
+            param="model",
+        )
+    if now.queued >= now.max_queue:
+        return Overloaded(
+            f"{now.queued} requests wait for model {now.model!r} and its queue holds {now.max_queue}; try again later",
+            param="model",
+        )
+    return Verdict.WAIT
+
+
+def next_in_line(waiting: tuple[Priority, ...]) -> int | None:
+    """Return the position of the request to let in next, None when nobody waits."""
+    return min(range(len(waiting)), key=lambda at: (waiting[at], at), default=None)

@@ -1,0 +1,136 @@
+"""One worker process: its own process group, its log, and the ladder that ends it.
+
+The process is started from the event loop's thread, because the kernel's parent-death signal follows the
+thread that forked. Its group is swept with SIGKILL after its end, so that no engine outlives its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from modeld.hardware import host
+from modeld.supervisor.log_ring import LogRing
+
+TERM_S = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+SWEEP_S = 5.0
+"""Seconds to wait for the members of a killed group to be gone; longer means the kernel holds them."""
+
+_SWEEP_POLL_S = 0.02
+
+
+class WorkerProcess:
+    """A started worker. `exited` is done with its exit code (negative: the signal) once it is reaped."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ring: LogRing, record: Path) -> None:
+        self._process = process
+        self._ring = ring
+        self._record = record
+        self._log = asyncio.ensure_future(self._read_log())
+        self.exited: asyncio.Future[int] = asyncio.ensure_future(self._wait())
+
+    @classmethod
+    async def start(
+        cls, sock: socket.socket, ring: LogRing, records: Path, env: Mapping[str, str] | None = None
+    ) -> WorkerProcess:
+        """Start `python -m modeld.worker` with `sock` inherited, and close `sock` here.
+
+        `records` is the folder in which a living worker's pid and start time stand, for `leftovers`.
+        """
+        with sock:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "modeld.worker",
+                "--fd",
+                str(sock.fileno()),
+                "--parent",
+                str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(sock.fileno(),),
+                start_new_session=True,
+                env=None if env is None else dict(env),
+            )
+        record = records / str(process.pid)
+        started = host.started_at(process.pid)
+        if started is not None:
+            record.write_text(repr(started))
+        return cls(process, ring, record)
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, which is also its group's."""
+        return self._process.pid
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the end; tell whether it came."""
+        await asyncio.wait({self.exited}, timeout=timeout)
+        return self.exited.done()
+
+    async def kill(self) -> None:
+        """End the whole group: SIGTERM, after TERM_S seconds SIGKILL; returns when the worker is reaped."""
+        if not self.exited.done():
+            self.signal_group(signal.SIGTERM)
+            if not await self.wait(TERM_S):
+                self._ring.add(f"modeld: the worker ignored SIGTERM for {TERM_S:g} s, sending SIGKILL")
+                self.signal_group(signal.SIGKILL)
+        await asyncio.wait({self.exited})
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to every process of the group; a group that is gone is no error."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    async def _read_log(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        while data := await stream.read(1 << 16):
+            self._ring.feed(data)
+        self._ring.flush()
+
+    async def _wait(self) -> int:
+        code = await self._process.wait()
+        await sweep(self.pid)
+        # With the group dead, the pipe has no writer left: the log ends by itself.
+        await asyncio.wait({self._log}, timeout=1.0)
+        self._log.cancel()
+        self._record.unlink(missing_ok=True)
+        return code
+
+
+async def sweep(group: int) -> list[int]:
+    """Kill what is left of a process group and wait until it is gone.
+
+    Returns the pids that are still there after SWEEP_S seconds: processes the kernel does not let go.
+    """
+    members: list[int] = []
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        for _ in range(int(SWEEP_S / _SWEEP_POLL_S)):
+            os.killpg(group, signal.SIGKILL)
+            # A dead member whose new parent has not reaped it still makes the group exist; it holds nothing.
+            members = host.group_members(group)
+            if not members:
+                break
+            await asyncio.sleep(_SWEEP_POLL_S)
+        return members
+    return []
+
+
+def exit_words(code: int) -> str:
+    """Say how a process ended."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was killed by signal {-code}"

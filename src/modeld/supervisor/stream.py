@@ -1,0 +1,99 @@
+"""One request's way: a place in the queue, a slot, a call, and at most one silent second try.
+
+A worker that dies before anything was delivered costs the request nothing but time: it goes back to the queue
+once. After the first event it gets the error, since what was said cannot be unsaid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from modeld.errors import WorkerDied
+from modeld.ids import Identity
+from modeld.protocol.channel import OpenCall
+from modeld.protocol.tasks import Event, Task
+from modeld.supervisor.actor import CANCEL_LIMIT_S, Actor, Ticket
+from modeld.supervisor.admission import Priority
+
+
+class Stream:
+    """An open request; a context manager that ends it. One reader."""
+
+    def __init__(self, actor: Actor, task: Task, identity: Identity, priority: Priority) -> None:
+        self._actor = actor
+        self._task = task
+        self._identity = identity
+        self._priority = priority
+        self._ticket: Ticket | None = None
+        self._call: OpenCall | None = None
+        self._delivered = False
+        self._retried = False
+
+    def __enter__(self) -> Stream:
+        """Ask for admission. Raises Overloaded, ModelFailed or ModelUnavailable."""
+        self._ticket = self._actor.enter(self._priority)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel a call that is not over; its slot is given back when the worker has ended it."""
+        self._leave()
+
+    async def take(self, timeout: float | None) -> list[Event] | None:
+        """Return events; [] when none came within `timeout` seconds (queued, loading, prefill); None at the end.
+
+        Raises the ModeldError the request ended with.
+        """
+        try:
+            if self._call is None and not await self._admitted(timeout):
+                return []
+            assert self._call is not None
+            events = await self._call.take(timeout)
+        except WorkerDied:
+            if self._delivered or self._retried:
+                raise
+            self._retried = True
+            self._leave()
+            self._ticket = self._actor.enter(self._priority)
+            return []
+        if events:
+            self._delivered = True
+        return events
+
+    async def _admitted(self, timeout: float | None) -> bool:
+        ticket = self._ticket
+        assert ticket is not None
+        if not ticket.granted.done():
+            await asyncio.wait({ticket.granted}, timeout=timeout)
+            if not ticket.granted.done():
+                return False
+        ticket.granted.result()
+        worker = self._actor.worker()
+        self._call = worker.call(self._task, self._identity)
+        return True
+
+    def _leave(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        call, self._call = self._call, None
+        if ticket is None:
+            return
+        if call is None or call.over.done():
+            ticket.close()
+            return
+        call.cancel()
+        loop = asyncio.get_running_loop()
+        actor = self._actor
+        try:
+            worker = actor.worker()
+        except WorkerDied:
+            ticket.close()
+            return
+        limit = loop.call_later(CANCEL_LIMIT_S, actor.report_hung, worker)
+
+        def over(_: object) -> None:
+            limit.cancel()
+            ticket.close()
+
+        call.over.add_done_callback(over)

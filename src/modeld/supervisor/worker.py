@@ -1,0 +1,189 @@
+"""One life of one worker: started, greeted, loaded, called, ended.
+
+Whoever starts a Worker must `stop` it; its end, wanted or not, is told by `ended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from modeld.errors import LoadFailed, WorkerDied
+from modeld.protocol import messages as m
+from modeld.protocol.channel import Caller, OpenCall
+from modeld.protocol.tasks import Task
+from modeld.supervisor.log_ring import LogRing
+from modeld.supervisor.process import WorkerProcess, exit_words
+
+HELLO_S = 20.0
+"""Seconds a worker has to say Hello: starting Python on a busy machine."""
+
+CANCEL_S = 2.0
+"""Seconds cancelled calls have to end before the process is told to."""
+
+BYE_S = 3.0
+"""Seconds a worker has to unload and exit by itself before it gets a signal."""
+
+EXIT_S = 2.0
+"""Seconds between a broken link and the exit that explains it."""
+
+LAST_WORDS = 12
+"""Lines of the log that go into a message about a worker's death."""
+
+
+class Worker:
+    """A worker process and the link to it."""
+
+    def __init__(self, process: WorkerProcess, caller: Caller, ring: LogRing, runtime_dir: Path) -> None:
+        self._process = process
+        self._caller = caller
+        self._ring = ring
+        self._runtime_dir = runtime_dir
+        self._control: asyncio.Queue[m.ToDaemon] = asyncio.Queue()
+        self._dying: str | None = None
+        self._drained = asyncio.Event()
+        self._stopping = False
+        self.ended: asyncio.Future[str] = asyncio.ensure_future(self._watch())
+        """Done when the process is reaped and every call has been failed; the result says why it ended."""
+
+    @classmethod
+    async def start(cls, ring: LogRing, runtime_dir: Path, records: Path) -> Worker:
+        """Start a worker process; `runtime_dir` is made (0700) for it, and removed after its end."""
+        runtime_dir.mkdir(mode=0o700, parents=True)
+        ours, theirs = socket.socketpair()
+        holder: list[Worker] = []
+        caller = Caller(lambda message: holder[0]._on_control(message))
+        try:
+            process = await WorkerProcess.start(theirs, ring, records)
+        except BaseException:
+            ours.close()
+            shutil.rmtree(runtime_dir, ignore_errors=True)
+            raise
+        holder.append(cls(process, caller, ring, runtime_dir))
+        await caller.attach(ours)
+        return holder[0]
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    async def load(self, spec: m.LoadSpec, progress: Callable[[str, float | None], None]) -> m.Facts:
+        """Greet, send the spec, and wait until the model is ready.
+
+        Raises LoadFailed with the worker's reason; WorkerDied when the process ended; LoadFailed (not permanent)
+        when nothing was heard for twice `spec.start_timeout_s` (the worker itself gives up after once).
+        """
+        hello = await self._next(HELLO_S, "did not start")
+        if not isinstance(hello, m.Hello) or hello.version != m.PROTOCOL_VERSION:
+            raise LoadFailed(
+                f"the worker speaks another protocol ({hello!r}), this daemon version {m.PROTOCOL_VERSION}: "
+                "the engine's environment holds another modeld",
+                permanent=True,
+            )
+        self._caller.send(m.Load(spec))
+        while True:
+            match await self._next(2 * spec.start_timeout_s, "reported no progress"):
+                case m.Progress(stage, fraction):
+                    progress(stage, fraction)
+                case m.Ready(facts):
+                    return facts
+                case m.LoadRefused(failure):
+                    error = m.from_failure(failure)
+                    if isinstance(error, LoadFailed):
+                        raise error
+                    raise LoadFailed(str(error), code=error.code)
+                case _:
+                    continue
+
+    def call(self, task: Task, identity: str) -> OpenCall:
+        """Start a call. Raises WorkerDied when the worker has ended."""
+        return self._caller.call(task, identity)
+
+    @property
+    def open_calls(self) -> int:
+        """Calls the worker has not finished with."""
+        return self._caller.open_calls
+
+    async def stop(self, drain_s: float) -> None:
+        """Walk down the ladder: drain, cancel, bye, SIGTERM, SIGKILL of the group. Returns when all are gone."""
+        self._stopping = True
+        if not self._process.exited.done():
+            self._caller.send(m.Drain())
+            if self._caller.open_calls and drain_s > 0:
+                await self._until_drained(drain_s)
+            if self._caller.open_calls:
+                for call in self._caller.calls():
+                    call.cancel()
+                await self._until_drained(CANCEL_S)
+            self._caller.send(m.Bye())
+            if not await self._process.wait(BYE_S):
+                await self._process.kill()
+        await asyncio.wait({self.ended})
+
+    def abandon(self) -> None:
+        """Kill the group at once, without asking; `ended` follows and open calls fail."""
+        self._process.signal_group(signal.SIGKILL)
+
+    async def _until_drained(self, timeout: float) -> None:
+        waiting = asyncio.ensure_future(self._drained.wait())
+        try:
+            either: set[asyncio.Future[Any]] = {waiting, self._process.exited}
+            await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+    async def _next(self, timeout: float, failing: str) -> m.ToDaemon:
+        getting = asyncio.ensure_future(self._control.get())
+        try:
+            either: set[asyncio.Future[Any]] = {getting, self.ended}
+            await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+            if self.ended.done():
+                raise WorkerDied(self.ended.result())
+            raise LoadFailed(
+                f"the worker {failing} within {timeout:g} s; its last words:\n{self._ring.tail(LAST_WORDS)}"
+            )
+        finally:
+            getting.cancel()
+
+    def _on_control(self, message: m.ToDaemon) -> None:
+        match message:
+            case m.Dying(reason):
+                self._dying = reason
+            case m.Drained():
+                self._drained.set()
+            case _:
+                self._control.put_nowait(message)
+
+    async def _watch(self) -> str:
+        """Wait for the end of the link or the process, end the other, and tell every open call why."""
+        either: set[asyncio.Future[Any]] = {self._caller.closed, self._process.exited}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._process.exited.done() and not await self._process.wait(
+            EXIT_S if not self._stopping else BYE_S
+        ):
+            await self._process.kill()
+        if not self._caller.closed.done():
+            # The process is gone; what it sent last is still in the socket, and ends with end-of-file.
+            await asyncio.wait({self._caller.closed}, timeout=1.0)
+        code = self._process.exited.result()
+        broken = self._caller.closed.result() if self._caller.closed.done() else None
+        if self._dying is not None:
+            reason = self._dying
+        elif broken is not None:
+            reason = f"the worker broke the protocol and was stopped: {broken}"
+        else:
+            reason = f"the worker {exit_words(code)}"
+            if not self._stopping and (words := self._ring.tail(LAST_WORDS)):
+                reason += f"; its last words:\n{words}"
+        self._caller.fail_all(WorkerDied(reason))
+        self._caller.close()
+        shutil.rmtree(self._runtime_dir, ignore_errors=True)
+        return reason
