@@ -183,6 +183,11 @@ class Actor:
         if self._worker is not None:
             self.status = replace(self.status, bytes_used=tree_memory(self._worker.pid))
 
+    def abandon(self) -> None:
+        """Kill the worker at once; open requests fail."""
+        if self._worker is not None:
+            self._worker.abandon()
+
     def report_hung(self, worker: Worker) -> None:
         """Replace a worker that did not end a cancelled call in time."""
         if self._worker is worker:

@@ -46,6 +46,11 @@ class LogRing:
         self._lines: deque[LogLine] = deque(maxlen=LINES)
         self._followers: set[_Follower] = set()
         self._partial = ""
+        self._life = 0
+
+    def begin_life(self) -> None:
+        """A new worker starts: `tail` shows only what comes from now on."""
+        self._life = 0
 
     def feed(self, data: bytes) -> None:
         """Add output as it was read; an unfinished line waits for its end (up to LINE_LIMIT)."""
@@ -66,6 +71,7 @@ class LogRing:
         """Add one line."""
         line = LogLine(self._clock.time(), text.rstrip()[:LINE_LIMIT])
         self._lines.append(line)
+        self._life += 1
         for follower in self._followers:
             follower.waiting.append(line)
             follower.wake.set()
@@ -75,8 +81,9 @@ class LogRing:
         return list(self._lines)
 
     def tail(self, count: int) -> str:
-        """Return the last `count` lines as one text."""
-        return "\n".join(line.text for line in list(self._lines)[-count:])
+        """Return the last `count` lines of the present worker as one text."""
+        count = min(count, self._life, LINES)
+        return "\n".join(line.text for line in list(self._lines)[len(self._lines) - count :])
 
     @contextmanager
     def follow(self) -> Iterator[AsyncIterator[LogLine]]:

@@ -97,6 +97,11 @@ class Pool:
             for actor in self._actors.values():
                 group.create_task(actor.until(lambda status: status.state in (State.STOPPED, State.FAILED)))
 
+    def abandon(self) -> None:
+        """Kill every worker at once; open requests fail. `stop` then has nothing to wait for."""
+        for actor in self._actors.values():
+            actor.abandon()
+
     # --- looking --------------------------------------------------------------------------------------------
 
     def status(self, name: str) -> Status:

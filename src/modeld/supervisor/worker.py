@@ -55,6 +55,7 @@ class Worker:
     async def start(cls, ring: LogRing, runtime_dir: Path, records: Path) -> Worker:
         """Start a worker process; `runtime_dir` is made (0700) for it, and removed after its end."""
         runtime_dir.mkdir(mode=0o700, parents=True)
+        ring.begin_life()
         ours, theirs = socket.socketpair()
         holder: list[Worker] = []
         caller = Caller(lambda message: holder[0]._on_control(message))

@@ -1,0 +1,97 @@
+"""`modeld serve`: the daemon in the foreground, and what it tells whoever started it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from modeld.errors import UsageError
+
+if TYPE_CHECKING:
+    from modeld.config.schema import Config
+    from modeld.daemon import Running
+
+
+@click.command()
+@click.option("--config", "-c", "file", type=click.Path(path_type=Path), help="Configuration file (YAML).")
+@click.option("--demo", is_flag=True, help="Serve a small chat model that comes as a Python package.")
+@click.option("--host", help="Address to listen on, in place of the configuration's.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any free one.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Where the daemon keeps its state.")
+def serve(file: Path | None, demo: bool, host: str | None, port: int | None, state_dir: Path | None) -> None:
+    """Run the daemon until SIGTERM or Ctrl-C.
+
+    The first signal lets open requests finish, the second ends them.
+    """
+    config = _configuration(file, demo, host, port, state_dir)
+
+    from modeld import daemon
+    from modeld.telemetry import logging
+
+    logging.setup(config.log.format, config.log.level)
+    for key in config.api_keys:
+        logging.redact(key.get_secret_value())
+    base = file.resolve().parent if file is not None else Path.cwd()
+    main = daemon.run(config, os.environ, base=base, front_end=_show)
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform: the standard loop does
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def _configuration(
+    file: Path | None, demo: bool, host: str | None, port: int | None, state_dir: Path | None
+) -> Config:
+    from modeld.config.schema import Config
+
+    if demo and file is not None:
+        raise UsageError("--demo brings its own configuration: give one of --demo and --config, not both")
+    if demo:
+        from modeld.config.load import apply_environment
+        from modeld.library.demo import demo_document
+
+        config = apply_environment(Config.model_validate(demo_document()), os.environ)
+    elif file is not None:
+        from modeld.config.load import load_config
+
+        config = load_config(file, os.environ)
+    else:
+        raise UsageError("nothing to serve: give --config FILE, or try --demo")
+    listen = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    if listen or state_dir is not None:
+        changes: dict[str, object] = {"listen": config.listen.model_copy(update=listen)}
+        if state_dir is not None:
+            changes["state_dir"] = state_dir.absolute()
+        config = config.model_copy(update=changes)
+    return config
+
+
+async def _show(running: Running) -> None:
+    """Tell on standard output where it listens, how the models come up, and what to try."""
+    from modeld.supervisor.states import State
+
+    print(f"modeld listens on {running.address}/v1", flush=True)
+    if sys.stdout.isatty():
+        from modeld.cli.progress import show_bars as show
+    else:
+        from modeld.cli.progress import show_lines as show
+    await show(running.pool)
+    statuses = running.pool.statuses()
+    for status in statuses:
+        first = status.message.splitlines()[0] if status.message else ""
+        print(f"  {status.name}: {status.state}" + ("" if status.state is State.READY else f" - {first}"))
+    ready = [status for status in statuses if status.state is State.READY and status.usecase == "generate"]
+    if ready:
+        body = f'{{"model": "{ready[0].name}", "messages": [{{"role": "user", "content": "Say hello"}}]}}'
+        key = " -H 'Authorization: Bearer YOUR_KEY'" if running.keyed else ""
+        print("Try it:")
+        url = f"{running.address}/v1/chat/completions"
+        print(f"  curl {url} -H 'Content-Type: application/json'{key} -d '{body}'")
+    sys.stdout.flush()
