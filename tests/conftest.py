@@ -1,0 +1,60 @@
+"""What every test gets: a clean environment, short paths for sockets, a watch on processes left behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+# Two shared cores: a slow example says nothing about the code.
+hypothesis.settings.register_profile("modeld", deadline=None)
+hypothesis.settings.load_profile("modeld")
+
+LEFTOVER_S = 2.0
+"""How long children of the test run may take to end after the last test."""
+
+FOREIGN = (
+    "CACHE_DIRECTORY",
+    "FORCE_COLOR",
+    "MODELD_API_KEY",
+    "MODELD_API_KEYS",
+    "MODELD_CACHE_DIR",
+    "MODELD_STATE_DIR",
+    "NO_COLOR",
+    "NOTIFY_SOCKET",
+    "STATE_DIRECTORY",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+)
+"""Variables that would let the developer's own machine into a test."""
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FOREIGN:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """Give a directory whose path is short enough for Unix sockets; pytest's own tmp_path often is not."""
+    path = Path(tempfile.mkdtemp(prefix="md"))
+    yield path
+    shutil.rmtree(path)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run when a process that a test started is still there."""
+    children = psutil.Process().children(recursive=True)
+    _, alive = psutil.wait_procs(children, timeout=LEFTOVER_S)
+    if alive:
+        for child in alive:
+            with_args = " ".join(child.cmdline()) if child.is_running() else child.name()
+            print(f"\nleft behind: pid {child.pid}: {with_args}")
+            child.kill()
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
