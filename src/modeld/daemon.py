@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ FrontEnd = Callable[[Running], Awaitable[None]]
 """Shows the daemon's progress to somebody; runs beside it and is cancelled at its end."""
 
 
-async def run(config: Config, env: Mapping[str, str], *, base: Path | None, front_end: FrontEnd) -> None:
+async def run(config: Config, env: MutableMapping[str, str], *, base: Path | None, front_end: FrontEnd) -> None:
     """Run the daemon until a signal stops it.
 
     `base` anchors relative model references (the configuration file's folder). Raises StartupError or
@@ -72,7 +72,7 @@ async def run(config: Config, env: Mapping[str, str], *, base: Path | None, fron
     check_exposure(config)
     state = paths.state_dir(config.state_dir, env)
     clock = SystemClock()
-    notifier = Notifier(env)
+    notifier = Notifier.from_environment(env)
     async with AsyncExitStack() as stack:
         stack.enter_context(instance_lock(state))
         listener = stack.enter_context(bind(config.listen.host, config.listen.port))

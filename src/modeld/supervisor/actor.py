@@ -164,7 +164,7 @@ class Actor:
 
     def worker(self) -> Worker:
         """Return the worker that serves now. Raises WorkerDied when there is none."""
-        if self._worker is None or self.status.state not in (State.READY, State.DRAINING):
+        if self._worker is None or not self._serving():
             raise WorkerDied(f"model {self.spec.name!r} is {self.status.state}")
         return self._worker
 
@@ -344,11 +344,16 @@ class Actor:
 
     # --- state and queue ------------------------------------------------------------------------------------
 
+    def _serving(self) -> bool:
+        return self.status.state is State.READY and self._worker is not None and self._worker.alive
+
     def _situation(self) -> Situation:
-        facts = self.status.facts
+        facts, state = self.status.facts, self.status.state
+        if state is State.READY and not self._serving():
+            state = State.BACKOFF  # the worker has just died, and the move is on its way
         return Situation(
             self.spec.name,
-            self.status.state,
+            state,
             self._wanted,
             len(self._holding),
             facts.slots if facts is not None else 1,
@@ -364,7 +369,7 @@ class Actor:
 
     def _admit(self) -> None:
         facts = self.status.facts
-        while self._waiting and facts is not None and self.status.state is State.READY:
+        while self._waiting and facts is not None and self._serving():
             if len(self._holding) >= facts.slots:
                 return
             at = admission.next_in_line(tuple(ticket.priority for ticket in self._waiting))

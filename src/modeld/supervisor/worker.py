@@ -107,6 +107,11 @@ class Worker:
         return self._caller.call(task, identity)
 
     @property
+    def alive(self) -> bool:
+        """Whether calls may still go in: the link stands and the engine has not been reported dead."""
+        return self._dying is None and not self._caller.closed.done()
+
+    @property
     def open_calls(self) -> int:
         """Calls the worker has not finished with."""
         return self._caller.open_calls

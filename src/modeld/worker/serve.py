@@ -19,6 +19,9 @@ from modeld.protocol.tasks import Event
 from modeld.worker import registry
 from modeld.worker.loader import LoadedModel
 
+LAST_WORD_S = 1.0
+"""Seconds a call waits, after its connection to the engine broke, to learn how the engine died."""
+
 
 class _Window:
     """How many bytes of one call may still be sent; `acquire` waits at zero."""
@@ -177,7 +180,10 @@ class Server:
             raise
         except ModeldError as error:
             if isinstance(error, WorkerDied):
-                await asyncio.wait({model.died}, timeout=1.0)  # let the fuller last word come first
+                # A broken connection is how an engine's death is felt first; how it died is known a moment later.
+                await asyncio.wait({model.died}, timeout=LAST_WORD_S)
+                if model.died.done():
+                    error = WorkerDied(model.died.result())
             self._fail(call.call, error)
         except Exception as error:
             traceback.print_exc()

@@ -203,6 +203,12 @@ def _fault(status: int, fault: EngineFault) -> ModeldError:
         )
     if status == 503:
         return ModelUnavailable(f"the engine is not ready: {message}")
+    if 400 <= status < 500 and "JSON schema" in message:
+        return BadRequest(
+            f"the engine cannot enforce this JSON schema: {message.rpartition('JSON schema error ')[2]}",
+            code="invalid_json_schema",
+            param="response_format",
+        )
     if 400 <= status < 500:
         return BadRequest(message, code="engine_refused")
     if any(word in message for word in _TEMPLATE_WORDS):

@@ -13,17 +13,15 @@ from modeld.protocol.tasks import (
     ChatTask,
     CompletionTask,
     Finish,
-    Reasoning,
     Task,
     Text,
-    ToolCallDelta,
     Usage,
 )
 from modeld.worker.loader import Emit, Report
 from modeld.worker.loaders.llama_server import translate
 from modeld.worker.loaders.llama_server.client import Client, EngineUsage
 from modeld.worker.loaders.llama_server.engine import Engine, command, model_file, resident_bytes
-from modeld.worker.tools import CallParser, Plan, TemplateFacts, plan
+from modeld.worker.tools import Plan, TemplateFacts, plan
 
 SOCKET_NAME = "engine.sock"
 
@@ -118,7 +116,7 @@ class LlamaModel:
         emit: Emit,
     ) -> EngineUsage:
         request = {**translate.streaming(task, index), **body}
-        parser = planned.parser() if planned is not None and planned.parser is not None else None
+        parser = planned.parser(index) if planned is not None else None
         native = translate.NativeCalls(index)
         usage, reason = EngineUsage(), "stop"
         async for chunk in self._client.stream(path, request):
@@ -129,33 +127,25 @@ class LlamaModel:
                         await emit(event)
                 text = delta.content or choice.text
                 if text:
+                    logprobs = translate.logprobs(choice.logprobs, task.top_logprobs)
                     if parser is None:
-                        await emit(Text(text, index, translate.logprobs(choice.logprobs, task.top_logprobs)))
+                        await emit(Text(text, index, logprobs))
                     else:
-                        await _emit_parsed(parser.feed(text), index, emit)
+                        for event in parser.feed(text, logprobs):
+                            await emit(event)
                 if choice.finish_reason is not None:
                     reason = choice.finish_reason
             if chunk.usage is not None:
                 usage = chunk.usage
         if parser is not None:
-            await _emit_parsed(parser.finish(), index, emit)
+            for event in parser.finish():
+                await emit(event)
         called = native.called or (parser is not None and parser.called)
         if reason == "length":
             await emit(Finish("length", index))
         else:
             await emit(Finish("tool_calls" if called else "stop", index))
         return usage
-
-
-async def _emit_parsed(events: list[Text | ToolCallDelta], index: int, emit: Emit) -> None:
-    for event in events:
-        if index:
-            event = (
-                Text(event.text, index)
-                if isinstance(event, Text)
-                else ToolCallDelta(event.call, event.arguments, event.id, event.name, index)
-            )
-        await emit(event)
 
 
 async def start(spec: LoadSpec, report: Report) -> LlamaModel:
@@ -224,6 +214,3 @@ async def _rendered(
         return str((await client.fetch("POST", "/apply-template", body))["prompt"])
     except ModeldError:
         return ""  # the template refuses this conversation: the answer to the question is no
-
-
-__all__ = ["LlamaModel", "Reasoning", "probe", "start"]
