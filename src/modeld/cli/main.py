@@ -46,12 +46,22 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a reader of its output who has seen enough (`| head`) is no failure."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # so that a reader who left is met here and not at interpreter exit
+        except BrokenPipeError:
+            # What is still buffered must go somewhere quiet.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
+
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> NoReturn:
         """Run a command and exit with its code; never a traceback for what a person got wrong."""
         options["standalone_mode"] = False
         try:
             code = super().main(args, *rest, **options)
-            sys.stdout.flush()  # so that a reader who left is met here and not at interpreter exit
         except ModeldError as error:
             # A ConfigError begins with file:line:column, for editors that jump there.
             click.echo(f"{error}" if isinstance(error, ConfigError) else f"Error: {error}", err=True)
@@ -61,10 +71,6 @@ class Commands(click.Group):
             code = error.exit_code
         except (click.Abort, KeyboardInterrupt):
             code = 130
-        except BrokenPipeError:
-            # Whoever read our output has seen enough. What is still buffered must go somewhere quiet.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
         sys.exit(code if isinstance(code, int) else 0)
 
 
