@@ -63,7 +63,9 @@ FrontEnd = Callable[[Running], Awaitable[None]]
 """Shows the daemon's progress to somebody; runs beside it and is cancelled at its end."""
 
 
-async def run(config: Config, env: MutableMapping[str, str], *, base: Path | None, front_end: FrontEnd) -> None:
+async def run(
+    config: Config, env: MutableMapping[str, str], *, base: Path | None, front_end: FrontEnd
+) -> None:
     """Run the daemon until a signal stops it.
 
     `base` anchors relative model references (the configuration file's folder). Raises StartupError or
@@ -117,8 +119,8 @@ def check_exposure(config: Config) -> None:
     """Raise ConfigError when the API would be open to other machines without a key."""
     if not is_loopback(config.listen.host) and not config.api_keys:
         raise ConfigError(
-            f"listen: {config.listen.host} can be reached from other machines, and there are no API keys: set api_keys "
-            "(or MODELD_API_KEYS), or listen on 127.0.0.1"
+            f"listen: {config.listen.host} can be reached from other machines, and there are no API keys: "
+            "set api_keys (or MODELD_API_KEYS), or listen on 127.0.0.1"
         )
 
 
@@ -147,7 +149,8 @@ def bind(name: str, port: int) -> socket.socket:
         sock.close()
         if error.errno == errno.EADDRINUSE:
             raise StartupError(
-                f"port {port} on {name} is taken by another program; stop it, or choose another one with listen:"
+                f"port {port} on {name} is taken by another program; stop that one, "
+                "or choose another port with --port or listen:"
             ) from error
         raise StartupError(f"cannot listen on {name}:{port}: {error.strerror}") from error
     return sock
@@ -159,7 +162,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def _fresh_runtime_dir(runtime: Path) -> Path:
-    """Return the directory for this life's workers. Records of living ones stay; the rest is an earlier life's."""
+    """Return the directory for this life's workers, emptied of an earlier life's but for its records."""
     try:
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in runtime.iterdir():

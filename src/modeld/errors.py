@@ -181,7 +181,7 @@ class UsageError(ModeldError):
 
 
 class ConfigError(UsageError):
-    """Bad input in a file; the message begins with file:line:column and ends with the fix (CLI exit code 2)."""
+    """Bad input in a file; the message begins with file:line:column, ends with the fix (CLI exit code 2)."""
 
     kind = "config"
     default_code = "config"

@@ -3,7 +3,8 @@
 `Link` moves messages of one direction out and of the other in. `Caller` is a `Link` that multiplexes calls:
 each has a bounded `Mailbox`. Two things keep memory flat under a slow reader: neighbouring pieces of text
 merge once `MERGE_AFTER` events wait, and the worker may have at most `WINDOW` bytes of a call under way that
-the reader has not taken (Credit). End-of-file fails every open call with WorkerDied; no call outlives its link.
+the reader has not taken (Credit). End-of-file fails every open call with WorkerDied; no call outlives its
+link.
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ class Mailbox:
             self._wake()
 
     async def take(self, timeout: float | None) -> tuple[list[Event] | None, int]:
-        """Return all waiting events and their size in bytes; ([], 0) after `timeout` seconds; (None, 0) at the end.
+        """Return all waiting events and their size in bytes.
+
+        Without any: ([], 0) after `timeout` seconds, (None, 0) at the end.
 
         Raises the call's error once all events before it have been taken.
         """
@@ -202,7 +205,7 @@ class OpenCall:
         self._cancelled = False
 
     async def take(self, timeout: float | None = None) -> list[Event] | None:
-        """Return the events that are there, [] after `timeout` seconds without any, None when the call is over.
+        """Return the events that are there; [] after `timeout` seconds without any; None at the call's end.
 
         Raises the error the call ended with (a ModeldError).
         """
@@ -224,7 +227,7 @@ class Caller(Link[m.ToDaemon]):
     """The daemon's end of a worker link.
 
     Messages that belong to no call (Hello, Progress, Ready, …) go to `on_control`. When the link ends, open
-    calls stay open until `fail_all`, so that the owner can first find out why the worker died; it must call it.
+    calls stay open until `fail_all`, which the owner must call once it knows why the worker died.
     """
 
     def __init__(self, on_control: Callable[[m.ToDaemon], None]) -> None:

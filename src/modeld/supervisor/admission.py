@@ -54,7 +54,8 @@ def decide(now: Situation) -> Verdict | ModeldError:
         )
     if now.queued >= now.max_queue:
         return Overloaded(
-            f"{now.queued} requests wait for model {now.model!r} and its queue holds {now.max_queue}; try again later",
+            f"{now.queued} requests wait for model {now.model!r} and its queue holds {now.max_queue}; "
+            "try again later",
             param="model",
         )
     return Verdict.WAIT

@@ -10,8 +10,8 @@ class RestartPolicy:
     """Exponential backoff with jitter inside a budget.
 
     `budget` crashes within `window_s` seconds are forgiven; one more is the end. The n-th delay in a row is
-    `base_s`·2^(n-1), at most `cap_s`, spread by ±`jitter` (a share). A life of `stable_s` seconds or more before
-    the crash starts the count anew.
+    `base_s`·2^(n-1), at most `cap_s`, spread by ±`jitter` (a share). A life of `stable_s` seconds or more
+    before the crash starts the count anew.
     """
 
     budget: int = 5
@@ -46,7 +46,7 @@ class GiveUp:
 
 
 def decide(policy: RestartPolicy, crashes: tuple[Crash, ...], now: float, chance: float) -> TryAgain | GiveUp:
-    """Decide after the last of `crashes` (oldest first). `chance` is a random number in 0..1 for the jitter."""
+    """Decide after the last of `crashes` (oldest first). `chance` is a random number in 0..1, for jitter."""
     recent = tuple(crash for crash in crashes if now - crash.at <= policy.window_s)
     in_a_row = 0
     for crash in reversed(recent):

@@ -15,8 +15,8 @@ Resolve: TypeAlias = Callable[[str, Callable[[str, float | None], None]], Awaita
 class ModelSpec:
     """One model, as the owner configured it.
 
-    `reference` is None for a loader that reads no file. `footprint` is the owner's own figure in bytes, None to
-    estimate. `start_timeout_s`: how long a load may go without progress.
+    `reference` is None for a loader that reads no file. `footprint` is the owner's own figure in bytes, None
+    to estimate. `start_timeout_s`: how long a load may go without progress.
     """
 
     name: str

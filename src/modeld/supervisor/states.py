@@ -45,8 +45,8 @@ COMING = frozenset({State.WAITING, State.STARTING, State.LOADING, State.BACKOFF}
 class Status(msgspec.Struct, frozen=True):
     """An immutable snapshot of one model; `ctl status` prints exactly this.
 
-    `since` is UTC seconds since the epoch. `bytes_used` is the measured resident memory of the worker's process
-    tree, 0 when it does not run. `progress` is 0..1 during STARTING and LOADING when known.
+    `since` is UTC seconds since the epoch. `bytes_used` is the measured resident memory of the worker's
+    process tree, 0 when it does not run. `progress` is 0..1 during STARTING and LOADING when known.
     """
 
     name: str

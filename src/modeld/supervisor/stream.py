@@ -42,7 +42,7 @@ class Stream:
         self._leave()
 
     async def take(self, timeout: float | None) -> list[Event] | None:
-        """Return events; [] when none came within `timeout` seconds (queued, loading, prefill); None at the end.
+        """Return events; [] when none came within `timeout` seconds; None at the end.
 
         Raises the ModeldError the request ended with.
         """

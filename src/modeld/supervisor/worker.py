@@ -77,8 +77,9 @@ class Worker:
     async def load(self, spec: m.LoadSpec, progress: Callable[[str, float | None], None]) -> m.Facts:
         """Greet, send the spec, and wait until the model is ready.
 
-        Raises LoadFailed with the worker's reason; WorkerDied when the process ended; LoadFailed (not permanent)
-        when nothing was heard for twice `spec.start_timeout_s` (the worker itself gives up after once).
+        Raises LoadFailed with the worker's reason; WorkerDied when the process ended; LoadFailed (not
+        permanent) when nothing was heard for twice `spec.start_timeout_s` (the worker itself gives up after
+        once).
         """
         hello = await self._next(HELLO_S, "did not start")
         if not isinstance(hello, m.Hello) or hello.version != m.PROTOCOL_VERSION:
@@ -117,7 +118,7 @@ class Worker:
         return self._caller.open_calls
 
     async def stop(self, drain_s: float) -> None:
-        """Walk down the ladder: drain, cancel, bye, SIGTERM, SIGKILL of the group. Returns when all are gone."""
+        """Walk down the ladder: drain, cancel, bye, SIGTERM, SIGKILL of the group; until all are gone."""
         self._stopping = True
         if not self._process.exited.done():
             self._caller.send(m.Drain())

@@ -180,7 +180,7 @@ class Server:
             raise
         except ModeldError as error:
             if isinstance(error, WorkerDied):
-                # A broken connection is how an engine's death is felt first; how it died is known a moment later.
+                # An engine's death is first felt as a broken connection; how it died is known a moment later.
                 await asyncio.wait({model.died}, timeout=LAST_WORD_S)
                 if model.died.done():
                     error = WorkerDied(model.died.result())

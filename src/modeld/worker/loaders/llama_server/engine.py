@@ -87,7 +87,8 @@ def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
         settings = json.dumps({"model": str(model), "socket": str(sock), **options})
         return [sys.executable, "-m", "modeld.worker.loaders.llama_server.xllama", settings], "xllamacpp"
     raise LoadFailed(
-        "no llama.cpp engine on this machine: put llama-server on PATH, name it in engines.llama_server.binary, "
+        "no llama.cpp engine on this machine: put llama-server on PATH, "
+        "name it in engines.llama_server.binary, "
         "or install the prebuilt one with: pip install 'modeld[gguf]'",
         code="no_engine",
         permanent=True,

@@ -23,7 +23,7 @@ from modeld.worker.loaders.llama_server.client import TopLogprob as WireTop
 
 
 def sampling(values: Sampling, index: int) -> dict[str, Any]:
-    """Return the sampling part of a body for choice `index`; each choice of a seeded request has its own seed."""
+    """Return the sampling part of a body for choice `index`; with a seed, each choice has its own."""
     body: dict[str, Any] = {
         key: value
         for key, value in (

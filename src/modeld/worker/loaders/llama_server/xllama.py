@@ -1,7 +1,7 @@
 """The llama.cpp server inside the `xllamacpp` wheel, as a program: `python -m … '{"model": …, "socket": …}'`.
 
-Takes the loader's options as one JSON object. Of `extra_args` it knows the flags in `FLAGS`; another one is an
-error that says so, since a flag dropped in silence is worse than a refusal.
+Takes the loader's options as one JSON object. Of `extra_args` it knows the flags in `FLAGS`; another one is
+an error that says so, since a flag dropped in silence is worse than a refusal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FLAGS: dict[str, Callable[[Any, str], None]] = {
 
 
 def configure(params: Any, options: dict[str, Any]) -> None:
-    """Put the loader's options into xllamacpp's `CommonParams`. Raises ValueError for an unknown extra flag."""
+    """Put the loader's options into xllamacpp's `CommonParams`. Raises ValueError for an unknown flag."""
     parallel = int(options.get("parallel") or 1)
     params.model.path = options["model"]
     params.hostnames = [options["socket"]]
