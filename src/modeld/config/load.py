@@ -48,7 +48,8 @@ def apply_environment(config: Config, env: Mapping[str, str]) -> Config:
     """Return `config` as the environment changes it.
 
     MODELD_API_KEYS (separated by commas) are added; MODELD_LISTEN, MODELD_STATE_DIR and MODELD_CACHE_DIR
-    replace what the file says. Relative directories are taken from the current one. Raises UsageError naming the variable.
+    replace what the file says. Relative directories are taken from the current one. Raises UsageError naming
+    the variable.
     """
     update: dict[str, Any] = {}
     if keys := [key.strip() for key in env.get("MODELD_API_KEYS", "").split(",") if key.strip()]:

@@ -142,12 +142,8 @@ class Model(Section):
         default=None, description="Options of the whispercpp loader."
     )
     fake_config: FakeConfig | None = Field(default=None, description="Script of the fake loader.")
-    ram: Size | None = Field(
-        default=None, gt=0, description="Memory it needs; unset is measured and learned."
-    )
-    vram: Size | None = Field(
-        default=None, gt=0, description="GPU memory it needs; unset is measured and learned."
-    )
+    ram: Size | None = Field(default=None, gt=0, description="Memory it needs, e.g. 6GiB.")
+    vram: Size | None = Field(default=None, gt=0, description="GPU memory it needs, e.g. 6GiB.")
     start_timeout: Number = Field(default=120, gt=0, description="Seconds a load may go without progress.")
 
     @model_validator(mode="before")

