@@ -53,8 +53,9 @@ def unit(session: nox.Session) -> None:
 
 @nox.session
 def component(session: nox.Session) -> None:
-    """Rooms together, with fakes at the edges."""
-    pytest(session, "tests/component")
+    """Rooms together, with fakes at the edges; the fakes against their contracts."""
+    contract = ["tests/contract"] if (ROOT / "tests" / "contract").exists() else []
+    pytest(session, "tests/component", *contract)
 
 
 @nox.session
@@ -97,10 +98,10 @@ def bench(session: nox.Session) -> None:
 # --- one environment ----------------------------------------------------------------------------------------
 
 
-def pytest(session: nox.Session, where: str, *, may_be_empty: bool = False) -> None:
+def pytest(session: nox.Session, *where: str, may_be_empty: bool = False) -> None:
     """Run the tests under `where`; none collected is a failure unless `may_be_empty`."""
     codes = [0, NOTHING_COLLECTED] if may_be_empty else [0]
-    paths = [] if any(arg.startswith("tests") for arg in session.posargs) else [where]
+    paths = () if any(arg.startswith("tests") for arg in session.posargs) else where
     tool(session, "pytest", *paths, *session.posargs, success_codes=codes)
 
 

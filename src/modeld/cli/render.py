@@ -133,7 +133,7 @@ def _row(status: Status, now: float) -> list[str]:
     if status.progress is not None and status.state in (State.STARTING, State.LOADING):
         state += f" {status.progress:.0%}"
     return [
-        printable(status.name),
+        printable(status.name).replace("\t", "\\t"),
         state,
         _one_line(status.cause) or "-",
         duration(now - status.since),
