@@ -75,7 +75,7 @@ class FrameDecoder(Generic[M]):
                     break
                 try:
                     messages.append((self._decoder.decode(view[start : start + size]), HEADER.size + size))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                     raise BadFrame(f"a frame of {size} bytes is not a known message: {error}") from error
                 at = start + size
         finally:
