@@ -27,6 +27,9 @@ class Memory:
         freed, self._freed = self._freed, asyncio.get_running_loop().create_future()
         freed.set_result(None)
 
-    async def freed(self) -> None:
-        """Wait until somebody gives memory back."""
-        await asyncio.shield(self._freed)
+    def freed(self) -> asyncio.Future[None]:
+        """Return what is done when somebody gives memory back after this call.
+
+        Not a coroutine: one would look only at its first step, and miss a release before that.
+        """
+        return asyncio.shield(self._freed)
