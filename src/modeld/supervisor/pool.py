@@ -84,9 +84,9 @@ class Pool:
         try:
             if kind is None:
                 await self.stop(0.0)
-            for life in self._lives:
-                life.cancel()
         finally:
+            for life in self._lives:  # also when stopping was itself cancelled, or the group never ends
+                life.cancel()
             await self._group.__aexit__(kind, error, trace)
 
     async def stop(self, drain_s: float) -> None:
