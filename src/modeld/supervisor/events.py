@@ -47,10 +47,11 @@ class _Subscription:
                 yield FeedEvent(
                     clock.time(), "lost", "", message=f"{lost} events were lost: reading too slowly"
                 )
-            while self.waiting:
+            elif self.waiting:
                 yield self.waiting.popleft()
-            self.wake.clear()
-            await self.wake.wait()
+            else:
+                self.wake.clear()
+                await self.wake.wait()
 
 
 class EventFeed:
