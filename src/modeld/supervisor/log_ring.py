@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -45,26 +46,29 @@ class LogRing:
         self._clock = clock
         self._lines: deque[LogLine] = deque(maxlen=LINES)
         self._followers: set[_Follower] = set()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._partial = ""
         self._life = 0
 
     def begin_life(self) -> None:
         """A new worker starts: `tail` shows only what comes from now on."""
+        self.flush()
         self._life = 0
 
     def feed(self, data: bytes) -> None:
         """Add output as it was read; an unfinished line waits for its end (up to LINE_LIMIT)."""
-        text = self._partial + data.decode("utf-8", "replace")
+        text = self._partial + self._decode(data)
         *lines, self._partial = text.split("\n")
         for line in lines:
             self.add(line)
         if len(self._partial) > LINE_LIMIT:
-            self.flush()
+            partial, self._partial = self._partial, ""
+            self.add(partial)
 
     def flush(self) -> None:
         """Take an unfinished line as finished: its writer is gone."""
-        if self._partial:
-            partial, self._partial = self._partial, ""
+        partial, self._partial = self._partial + self._decode(b"", True), ""
+        if partial:
             self.add(partial)
 
     def add(self, text: str) -> None:
