@@ -1,0 +1,211 @@
+"""`nox -s bench`: what modeld costs, as ratios and differences against the raw engine in the same run.
+
+Two parts. The engine part serves the demo model twice, by llama.cpp alone and by modeld, and alternates
+requests between them. The gateway part uses the scripted loader, so that modeld itself is all there is to
+measure. Nothing here passes or fails: it prints figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import uvloop
+
+from tests.bench.client import Target, count_tokens, hammer, request, stream
+from tests.harness.daemon import Daemon, running
+from tests.harness.models import demo_model, fake, llama
+
+
+def say(name: str, value: str, note: str = "") -> None:
+    """Print one figure."""
+    print(f"{name:<44} {value:>16}  {note}", flush=True)
+
+
+def _port(daemon: Daemon) -> int:
+    return int(daemon.url.rpartition(":")[2])
+
+
+def _chat(model: str, **more: Any) -> bytes:
+    body = {"model": model, "messages": [{"role": "user", "content": "Tell me a story about the sea."}], **more}
+    return request(body)
+
+
+# --- the engine, raw and behind modeld --------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def raw_engine(model: Path, folder: Path, options: dict[str, Any]) -> AsyncIterator[Target]:
+    """Run llama.cpp's server alone, started as modeld starts it."""
+    sock = folder / "raw.sock"
+    settings = json.dumps({"model": str(model), "socket": str(sock), **options})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "modeld.worker.loaders.llama_server.xllama",
+        settings,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(60), aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(sock))) as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get("http://engine/health") as response:
+                        if response.status == 200:
+                            break
+                await asyncio.sleep(0.05)
+        yield Target(socket=str(sock))
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def engine_part(folder: Path, rounds: int) -> None:
+    """Alternate raw and modeld: TTFT, inter-token latency, throughput at 8 streams, cancel."""
+    model = demo_model()
+    options = {"n_ctx": 1024, "parallel": 8, "threads": 1}
+    async with (
+        raw_engine(model, folder, options) as raw,
+        running(folder, {"models": [llama("m", model, **options)]}) as daemon,
+    ):
+        await daemon.until("m", "ready")
+        ours = Target(port=_port(daemon))
+        wire = _chat("m", stream=True, max_tokens=32, temperature=0)
+        for target in (raw, ours, raw, ours):
+            await stream(target, wire)
+        first: dict[Target, list[float]] = {raw: [], ours: []}
+        gaps: dict[Target, list[float]] = {raw: [], ours: []}
+        for turn in range(rounds):
+            # Who goes first changes, so that what one leaves behind falls on both alike.
+            for target in (raw, ours) if turn % 2 else (ours, raw):
+                timing = await stream(target, wire)
+                first[target].append(timing.first)
+                gaps[target].append(timing.gap)
+        ttft = {target: statistics.median(values) * 1000 for target, values in first.items()}
+        gap = {target: statistics.median(values) * 1000 for target, values in gaps.items()}
+        say("TTFT raw / modeld (median)", f"{ttft[raw]:.2f} / {ttft[ours]:.2f} ms", f"{rounds} rounds")
+        say("TTFT added", f"{ttft[ours] - ttft[raw]:.2f} ms", f"ratio {ttft[ours] / ttft[raw]:.3f}")
+        say("inter-token latency raw / modeld (median)", f"{gap[raw]:.3f} / {gap[ours]:.3f} ms")
+        say("inter-token latency added", f"{gap[ours] - gap[raw]:.3f} ms", f"ratio {gap[ours] / gap[raw]:.3f}")
+
+        rates: dict[Target, list[float]] = {raw: [], ours: []}
+        wire = _chat("m", stream=True, max_tokens=64, temperature=0)
+        for turn in range(4):
+            for target in (raw, ours) if turn % 2 else (ours, raw):
+                began = time.perf_counter()
+                timings = await asyncio.gather(*(stream(target, wire) for _ in range(8)))
+                rates[target].append(sum(t.chunks for t in timings) / (time.perf_counter() - began))
+        rate = {target: statistics.median(values) for target, values in rates.items()}
+        ratio = rate[ours] / rate[raw]
+        say("8 streams, tokens/s raw / modeld", f"{rate[raw]:.0f} / {rate[ours]:.0f}", f"ratio {ratio:.3f}")
+        await cancel_part(daemon, ours)
+
+
+async def cancel_part(daemon: Daemon, ours: Target) -> None:
+    """Leave streams half-way; time until the engine itself says that no slot works."""
+    [sock] = (daemon.state_dir / "run").glob("*/engine.sock")
+    connector = aiohttp.UnixConnector(str(sock), force_close=True)
+    freed: list[float] = []
+    token: list[float] = []
+    async with aiohttp.ClientSession("http://engine", connector=connector) as session:
+
+        async def busy() -> bool:
+            async with session.get("/slots") as response:
+                return any(slot["is_processing"] for slot in await response.json())
+
+        for _ in range(20):
+            reader, writer = await ours.connect()
+            writer.write(_chat("m", stream=True, max_tokens=500, temperature=0))
+            seen, began, arrivals = 0, time.perf_counter(), []
+            while seen < 8:
+                seen += (await reader.read(1 << 16)).count(b"data: ")
+                arrivals.append(time.perf_counter() - began)
+            token.append((arrivals[-1] - arrivals[0]) / max(len(arrivals) - 1, 1))
+            left = time.perf_counter()
+            writer.transport.abort()
+            while await busy():
+                pass
+            freed.append(time.perf_counter() - left)
+    step = statistics.median(token) * 1000
+    say("client gone -> engine slot free (median)", f"{statistics.median(freed) * 1000:.1f} ms", f"one token takes {step:.1f} ms")
+
+
+# --- modeld alone -----------------------------------------------------------------------------------------
+
+
+async def gateway_part(folder: Path) -> None:
+    """Tokens and requests per second with the scripted loader; memory, CPU, start, cancel."""
+    config = {"models": [fake("f", tokens=200), fake("short", tokens=8)], "allow_fake": True, "log": {"level": "warning"}}
+    async with running(folder, config) as daemon:
+        await daemon.until("f", "ready")
+        await daemon.until("short", "ready")
+        process = psutil.Process(daemon.pid)
+        say("idle daemon, resident", f"{process.memory_info().rss / 1e6:.1f} MB")
+        process.cpu_percent()
+        await asyncio.sleep(5)
+        say("idle daemon, CPU over 5 s", f"{process.cpu_percent():.2f} %")
+        target = Target(port=_port(daemon))
+        wire = _chat("f", stream=True)
+        rates = []
+        total = pieces = 0
+        for turn in range(32):
+            began = time.perf_counter()
+            counts = await asyncio.gather(*(count_tokens(target, wire) for _ in range(20)))
+            if turn >= 2:
+                rates.append(20 * 200 / (time.perf_counter() - began))
+            total += sum(count for count, _ in counts)
+            pieces += sum(chunks for _, chunks in counts)
+        assert total == 32 * 20 * 200, total
+        say("20 streams of 200 tokens, tokens/s", f"{statistics.median(rates):,.0f}", f"best {max(rates):,.0f}; {total / pieces:.2f} tokens a chunk")
+        plain = _chat("short")
+        await asyncio.gather(*(hammer(target, plain, 0.5) for _ in range(16)))
+        began = time.perf_counter()
+        answered = sum(await asyncio.gather(*(hammer(target, plain, 4.0) for _ in range(16))))
+        say("plain requests/s (8 tokens, 16 connections)", f"{answered / (time.perf_counter() - began):,.0f}")
+        say("after the load, resident", f"{process.memory_info().rss / 1e6:.1f} MB")
+
+
+async def start_part(folder: Path) -> None:
+    """From exec to the first answer of /health."""
+    times = []
+    for turn in range(7):
+        here = folder / str(turn)
+        here.mkdir()
+        began = time.perf_counter()
+        async with running(here, {"models": [fake("f")], "allow_fake": True, "log": {"level": "warning"}}) as daemon:
+            async with aiohttp.ClientSession() as session, session.get(f"{daemon.url}/health") as response:
+                assert response.status == 200
+            times.append(time.perf_counter() - began)
+    say("start to answering /health (median of 7)", f"{statistics.median(times):.2f} s", f"best {min(times):.2f} s")
+
+
+async def main(parts: list[str], rounds: int) -> None:
+    """Run the parts in a folder of their own."""
+    steps: dict[str, Callable[[Path], Awaitable[None]]] = {
+        "start": start_part,
+        "gateway": gateway_part,
+        "engine": lambda folder: engine_part(folder, rounds),
+    }
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="md") as folder:
+            await steps[part](Path(folder))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measure modeld.")
+    parser.add_argument("parts", nargs="*", default=["start", "gateway", "engine"], help="start, gateway, engine")
+    parser.add_argument("--rounds", type=int, default=60, help="alternations of the engine part")
+    arguments = parser.parse_args()
+    uvloop.run(main(arguments.parts, arguments.rounds))

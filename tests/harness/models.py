@@ -1,0 +1,34 @@
+"""The real model that tests run on, and configurations around it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from modeld.library.demo import DEMO_MODELS
+from modeld.library.resolve import Resolver
+
+CACHE = Path(__file__).parents[2] / ".nox" / "cache"
+"""Kept between runs, so that the model is fetched once."""
+
+
+def demo_model() -> Path:
+    """Return the demo model's file, fetched once."""
+    return asyncio.run(Resolver(CACHE).resolve(DEMO_MODELS[0].ref, lambda stage, fraction: None))
+
+
+def llama(name: str, model: Path | str, **options: Any) -> dict[str, Any]:
+    """Return a model entry for llama.cpp, with one thread: two stall on a busy machine."""
+    return {
+        "name": name,
+        "model": str(model),
+        "usecase": "generate",
+        "loader": "llama_server",
+        "llama_server_config": {"n_ctx": 2048, "threads": 1, **options},
+    }
+
+
+def fake(name: str, **script: Any) -> dict[str, Any]:
+    """Return a model entry for the scripted loader."""
+    return {"name": name, "model": "fake", "usecase": "generate", "loader": "fake", "fake_config": script}

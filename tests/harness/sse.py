@@ -1,0 +1,66 @@
+"""Reading a stream as raw as it comes: payloads, whether it said [DONE], and an in-band error."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+
+@dataclass
+class Answer:
+    """What a stream held."""
+
+    status: int = 0
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    done: bool = False
+    comments: int = 0
+    error: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content of choice 0."""
+        return "".join(
+            choice["delta"].get("content") or ""
+            for chunk in self.chunks
+            for choice in chunk["choices"]
+            if choice["index"] == 0
+        )
+
+
+async def events(response: aiohttp.ClientResponse, answer: Answer) -> Answer:
+    """Read a stream to its end."""
+    answer.status = response.status
+    rest = b""
+    async for data in response.content.iter_any():
+        *parts, rest = (rest + data).split(b"\n\n")
+        for part in parts:
+            take(part, answer)
+    assert not rest, rest
+    return answer
+
+
+def take(part: bytes, answer: Answer) -> None:
+    """Take one event."""
+    if part.startswith(b":"):
+        answer.comments += 1
+    elif part == b"data: [DONE]":
+        answer.done = True
+    else:
+        assert part.startswith(b"data: "), part
+        payload = json.loads(part[6:])
+        if "error" in payload:
+            answer.error = payload["error"]
+        else:
+            answer.chunks.append(payload)
+
+
+async def chat(session: aiohttp.ClientSession, url: str, model: str, prompt: str = "Tell me a story", **more: Any) -> Answer:
+    """Stream a chat request to its end."""
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": True, **more}
+    async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+        if response.status != 200:
+            return Answer(response.status, error=(await response.json())["error"])
+        return await events(response, Answer())
