@@ -91,7 +91,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures: what modeld adds to the raw engine, and what the gateway does alone. Not in the default set."""
+    """Figures: what modeld adds to the raw engine, what the gateway does alone. Not in the default set."""
     tool(session, "python", "-m", "tests.bench", *session.posargs)
 
 
@@ -112,7 +112,7 @@ def tool(session: nox.Session, name: str, *args: str, success_codes: list[int] |
 
 
 def environment(session: nox.Session) -> Path:
-    """Return the shared environment, made first if it is missing or pyproject.toml asks for something else."""
+    """Return the shared environment, made first if missing or if pyproject.toml asks for something else."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     parts = [sys.version, project["build-system"], project["project"], project["dependency-groups"]]
     wanted = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
