@@ -24,7 +24,7 @@ class Supervisor(Protocol):
         ...
 
     def statuses(self) -> tuple[Status, ...]:
-        """Return a snapshot of every model, in the order of the configuration."""
+        """Return a snapshot of every model."""
         ...
 
     def status(self, name: str) -> Status:

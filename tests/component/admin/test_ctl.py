@@ -18,7 +18,7 @@ LIMIT_S = 20
 
 
 async def test_status(daemon: Daemon) -> None:
-    """The daemon in one line, then a row for each model in the order of the configuration."""
+    """The daemon in one line, then a row for each model."""
     result = await daemon.ctl("status")
     head, headings, qwen, whisper = result.stdout.splitlines()
     assert result.exit_code == 0
