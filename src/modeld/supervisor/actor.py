@@ -107,7 +107,11 @@ class Actor:
         return self._wanted
 
     def want(self) -> None:
-        """Ask for the model to be up; a FAILED one gets a new chance."""
+        """Ask for the model to be up; a FAILED one gets a new chance, one in BACKOFF tries now."""
+        state = self.status.state
+        if state is State.BACKOFF or (not self._wanted and state not in (State.STOPPED, State.FAILED)):
+            # A stop asked for a moment ago still comes first: somebody waits to see it.
+            self._again = True
         self._crashes = ()
         self._wanted = True
         self._nudge.set()
@@ -121,10 +125,9 @@ class Actor:
 
     def restart(self) -> None:
         """Ask for the model to go down and up again."""
-        self._crashes = ()
-        self._again = self._worker is not None
-        self._wanted = True
-        self._nudge.set()
+        if self._worker is not None:
+            self._again = True
+        self.want()
 
     async def until(self, test: Callable[[Status], bool], *, now: bool = True) -> Status:
         """Wait until `test` holds for the status, and return the status for which it did.

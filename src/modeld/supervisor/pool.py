@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -28,7 +29,12 @@ from modeld.supervisor.stream import Stream
 MEASURE_S = 1.0
 """Seconds a measurement of the workers' memory stays good; measuring walks the process tree."""
 
-_SETTLED = frozenset({State.READY, State.FAILED, State.STOPPED})
+
+def _settled(actor: Actor, status: Status) -> bool:
+    """Say whether `status` is an end: READY, FAILED, or STOPPED without anybody wanting it up again."""
+    if status.state is State.STOPPED:
+        return not actor.wanted
+    return status.state in (State.READY, State.FAILED)
 
 
 class Pool:
@@ -128,9 +134,9 @@ class Pool:
     async def settled(self) -> None:
         """Wait until no model is on its way any more: each is READY, FAILED or STOPPED."""
         for actor in self._actors.values():
-            await actor.until(
-                lambda status: status.state in _SETTLED, now=actor.status.state is not State.STOPPED
-            )
+            # A FAILED model that is wanted has just been asked to try again.
+            now = not (actor.wanted and actor.status.state is State.FAILED)
+            await actor.until(partial(_settled, actor), now=now)
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -145,7 +151,7 @@ class Pool:
         actor = self._actor(name)
         up = actor.wanted and actor.status.state is State.READY
         actor.want()
-        return self._up(await actor.until(lambda status: status.state in _SETTLED, now=up))
+        return self._up(await actor.until(partial(_settled, actor), now=up))
 
     async def restart(self, name: str) -> Status:
         """Stop and start a model; returns when it is READY again. Raises as `load` does."""
@@ -155,9 +161,7 @@ class Pool:
         return self._up(
             await actor.until(
                 lambda status: (
-                    status.state is State.FAILED
-                    or (status.state is State.STOPPED and not actor.wanted)
-                    or (status.state is State.READY and status.run_id != run)
+                    _settled(actor, status) and (status.state is not State.READY or status.run_id != run)
                 ),
                 now=False,
             )
