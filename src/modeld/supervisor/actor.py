@@ -242,7 +242,9 @@ class Actor:
         while (refusal := self._memory.reserve(self.spec.name, need)) is not None:
             if not refusal.ever:
                 raise LoadFailed(refusal.message, code="does_not_fit", permanent=True)
-            if self.status.state is not State.WAITING:
+            if self.status.state is State.WAITING:
+                self._update(message=refusal.message)  # the numbers have changed
+            else:
                 self._move(State.WAITING, "memory", refusal.message)
             await self._unless_changed(self._memory.freed())
         if self.status.state is State.WAITING:
@@ -344,6 +346,8 @@ class Actor:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+                if not task.cancelled():
+                    task.exception()  # how it failed on its way out is no news to anybody
 
     # --- state and queue ------------------------------------------------------------------------------------
 
