@@ -222,6 +222,11 @@ class OpenCall:
             self._cancelled = True
             self._caller.send(m.Cancel(self.id))
 
+    def abort(self, error: ModeldError) -> None:
+        """Cancel, and end the reader's events with `error`: an answer cut short must not look complete."""
+        self.mailbox.end(error)
+        self.cancel()
+
 
 class Caller(Link[m.ToDaemon]):
     """The daemon's end of a worker link.

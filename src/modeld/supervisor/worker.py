@@ -125,8 +125,9 @@ class Worker:
             if self._caller.open_calls and drain_s > 0:
                 await self._until_drained(drain_s)
             if self._caller.open_calls:
+                cut = WorkerDied("the model was stopped before the request had finished")
                 for call in self._caller.calls():
-                    call.cancel()
+                    call.abort(cut)
                 await self._until_drained(CANCEL_S)
             self._caller.send(m.Bye())
             if not await self._process.wait(BYE_S):
