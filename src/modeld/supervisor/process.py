@@ -63,8 +63,13 @@ class WorkerProcess:
             )
         record = records / str(process.pid)
         started = host.started_at(process.pid)
-        if started is not None:
-            record.write_text(repr(started))
+        try:
+            if started is not None:
+                record.write_text(repr(started))
+        except OSError:
+            process.kill()
+            await process.wait()
+            raise
         return cls(process, ring, record)
 
     @property

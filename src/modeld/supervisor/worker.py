@@ -65,9 +65,15 @@ class Worker:
             ours.close()
             shutil.rmtree(runtime_dir, ignore_errors=True)
             raise
-        holder.append(cls(process, caller, ring, runtime_dir))
-        await caller.attach(ours)
-        return holder[0]
+        holder.append(worker := cls(process, caller, ring, runtime_dir))
+        try:
+            await caller.attach(ours)
+        except BaseException:
+            ours.close()
+            worker.abandon()
+            await asyncio.wait({worker.ended})
+            raise
+        return worker
 
     @property
     def pid(self) -> int:
@@ -136,7 +142,8 @@ class Worker:
 
     def abandon(self) -> None:
         """Kill the group at once, without asking; `ended` follows and open calls fail."""
-        self._process.signal_group(signal.SIGKILL)
+        if not self._process.exited.done():  # afterwards the number may be somebody else's
+            self._process.signal_group(signal.SIGKILL)
 
     async def _until_drained(self, timeout: float) -> None:
         waiting = asyncio.ensure_future(self._drained.wait())
