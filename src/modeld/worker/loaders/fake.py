@@ -6,6 +6,7 @@ Its options are the configuration's `fake_config`; the configuration refuses it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -61,10 +62,14 @@ class FakeModel:
 
     async def run(self, task: Task, emit: Emit, identity: str) -> None:
         """Emit the script's tokens for each choice, then Finish and Usage."""
-        if self._script.ignore_cancel:
-            await asyncio.shield(asyncio.ensure_future(self._answer(task, emit)))
-        else:
+        if not self._script.ignore_cancel:
             await self._answer(task, emit)
+            return
+        answering = asyncio.ensure_future(self._answer(task, emit))
+        while not answering.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({answering})
+        answering.result()
 
     async def _answer(self, task: Task, emit: Emit) -> None:
         script = self._script
