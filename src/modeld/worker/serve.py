@@ -54,6 +54,7 @@ class Server:
         self._model: LoadedModel | None = None
         self._calls: dict[int, tuple[asyncio.Task[None], _Window]] = {}
         self._draining = False
+        self._gone: WorkerDied | None = None
 
     async def run(self, sock: socket.socket) -> int:
         """Serve until the end and return the exit code: 0 after Bye or end-of-file, 1 after a failure."""
@@ -110,9 +111,9 @@ class Server:
 
     async def _last_word(self, reason: str) -> None:
         """Fail the open calls with the engine's last words before anything else ends them."""
-        self._draining = True
+        self._gone = WorkerDied(reason)
         for call in list(self._calls):
-            self._fail(call, WorkerDied(reason))
+            self._fail(call, self._gone)
         self.link.send(m.Dying(reason))
         await self.link.drain()
 
@@ -157,6 +158,10 @@ class Server:
                 self._bye.set()
 
     def _start(self, call: m.Call) -> None:
+        if self._gone is not None:
+            # Crossed with our Dying on the wire: nothing was lost, so the request may try another worker.
+            self.link.send(m.Failed(call.call, m.to_failure(self._gone)))
+            return
         if self._model is None or self._draining:
             refusal = ModelUnavailable("the model is not serving: it is loading or being stopped")
             self.link.send(m.Failed(call.call, m.to_failure(refusal)))
