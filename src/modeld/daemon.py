@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -28,7 +29,7 @@ from modeld.clock import SystemClock
 from modeld.config import paths
 from modeld.config.schema import Config, Model
 from modeld.errors import ConfigError, StartupError
-from modeld.gateway.app import build_app
+from modeld.gateway.app import GatewayRunner, build_app
 from modeld.gateway.settings import GatewaySettings
 from modeld.hardware import host
 from modeld.library.resolve import Resolver
@@ -98,7 +99,7 @@ async def run(
         def info() -> DaemonInfo:
             return DaemonInfo(modeld.__version__, os.getpid(), clock.monotonic() - started, address)
 
-        gateway = build_app(pool, _gateway_settings(config, listener, clock.time()), Metrics(), clock)
+        gateway = build_app(pool, _gateway_settings(config, listener), Metrics(), clock)
         await stack.enter_async_context(pool)
         await stack.enter_async_context(serve_admin(build_admin_app(pool, info), paths.admin_socket(state)))
         await stack.enter_async_context(_serve_gateway(gateway, listener))
@@ -190,7 +191,7 @@ def _spec(config: Config, model: Model, created: float) -> ModelSpec:
     )
 
 
-def _gateway_settings(config: Config, listener: socket.socket, started_at: float) -> GatewaySettings:
+def _gateway_settings(config: Config, listener: socket.socket) -> GatewaySettings:
     return GatewaySettings(
         api_keys=tuple(key.get_secret_value() for key in config.api_keys),
         allowed_hosts=config.allowed_hosts,
@@ -199,14 +200,12 @@ def _gateway_settings(config: Config, listener: socket.socket, started_at: float
         max_request_body=config.max_request_body,
         keepalive_interval=config.keepalive_interval,
         request_timeout=config.request_timeout,
-        started_at=started_at,
     )
 
 
 @asynccontextmanager
 async def _serve_gateway(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
-    # A client that leaves cancels its handler, and with it the engine's work.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_WRITES_S)
+    runner = GatewayRunner(app, shutdown_timeout=LAST_WRITES_S)
     await runner.setup()
     try:
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
@@ -224,7 +223,7 @@ async def _drain(pool: Pool, signals: StopSignals, drain_s: float) -> None:
     async with asyncio.TaskGroup() as group:
         stopping = group.create_task(pool.stop(drain_s))
         forced = group.create_task(signals.force.wait())
-        either: set[asyncio.Task[object]] = {stopping, forced}  # type: ignore[arg-type]  # Task is invariant
+        either: set[asyncio.Task[Any]] = {stopping, forced}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             _log.warning("a second signal: stopping at once")

@@ -19,9 +19,7 @@ class Lines:
         self._shown: dict[str, tuple[str, float]] = {}
 
     def line(self, event: FeedEvent) -> str | None:
-        """Return the line for an event, or None when the last one still says enough."""
-        if event.kind == "state":
-            return f"{event.model}: {event.state} - {event.message}"
+        """Return the line for an event, or None when the last one, or the log, says enough."""
         if event.kind != "progress":
             return None
         words = event.message.split()

@@ -41,6 +41,16 @@ class Stream:
         """Cancel a call that is not over; its slot is given back when the worker has ended it."""
         self._leave()
 
+    async def __aenter__(self) -> Stream:
+        """Do as `__enter__`; nothing is waited for."""
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do as `__exit__`; nothing is waited for."""
+        self._leave()
+
     async def take(self, timeout: float | None) -> list[Event] | None:
         """Return events; [] when none came within `timeout` seconds; None at the end.
 
