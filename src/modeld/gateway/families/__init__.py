@@ -1,0 +1,1 @@
+"""One package or module for each family of routes."""

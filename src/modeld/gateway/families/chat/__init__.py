@@ -1,0 +1,1 @@
+"""`/v1/chat/completions`: body to task, events to chunks or one completion."""
