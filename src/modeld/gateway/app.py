@@ -13,6 +13,7 @@ from modeld.gateway import middleware
 from modeld.gateway.envelope import plain_response
 from modeld.gateway.families import health, models
 from modeld.gateway.families.chat import routes as chat
+from modeld.gateway.families.completions import routes as completions
 from modeld.gateway.ports import Pool
 from modeld.gateway.routing import Gateway
 from modeld.gateway.settings import GatewaySettings
@@ -40,7 +41,7 @@ def build_app(pool: Pool, settings: GatewaySettings, metrics: Metrics, clock: Cl
     )
     metrics.watch_models(pool.statuses)
     middleware.install(app, gateway)
-    for family in (chat, models, health):
+    for family in (chat, completions, models, health):
         family.add_routes(app)
     return app
 

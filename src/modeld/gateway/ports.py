@@ -34,5 +34,5 @@ class Pool(Protocol):
         ...
 
     def open(self, model: str, task: Task, identity: Identity) -> AbstractAsyncContextManager[Stream]:
-        """Call a model. Entering returns at once or raises ModeldError; leaving cancels what is unfinished."""
+        """Call a model. Entering returns at once or raises ModeldError; leaving cancels what is not over."""
         ...

@@ -1,0 +1,46 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from modeld.gateway import exchange as exchanges
+from modeld.gateway import routing
+from modeld.gateway.body import expect, read_json
+from modeld.gateway.families.completions.merge import merged
+from modeld.gateway.families.completions.request import read, to_tasks
+from modeld.gateway.families.completions.response import CompletionChunks, CompletionCollector
+from modeld.gateway.relay import Relay
+from modeld.ids import new_id
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    """Continue one or several prompts, as a stream or in one body."""
+    gateway, exchange = request.app[routing.KEY], request[exchanges.KEY]
+    body = read(await read_json(request, gateway.settings))
+    status = routing.resolve(gateway.pool, body.model, "generate", exchange)
+    tasks = to_tasks(body)
+    openings = [gateway.pool.open(status.name, task, exchange.identity) for task in tasks]
+    opening = openings[0] if len(openings) == 1 else merged(openings, tasks[0].n)
+    choices = len(tasks) * tasks[0].n
+    relay = Relay(request, exchange, gateway.settings, gateway.clock)
+    answer_id, created = new_id("cmpl-"), int(gateway.clock.time())
+    if body.stream:
+        chunks = CompletionChunks(
+            id=answer_id,
+            created=created,
+            model=body.model,
+            n=choices,
+            include_usage=body.include_usage,
+            top_logprobs=body.logprobs,
+        )
+        return await relay.streamed(opening, chunks)
+    collector = CompletionCollector(
+        id=answer_id, created=created, model=body.model, n=choices, top_logprobs=body.logprobs
+    )
+    return await relay.collected(opening, collector)
+
+
+def add_routes(app: web.Application) -> None:
+    """Register this family's routes."""
+    app.router.add_post("/v1/completions", create, expect_handler=expect)
