@@ -102,7 +102,7 @@ async def run(
         gateway = build_app(pool, _gateway_settings(config, listener), Metrics(), clock)
         await stack.enter_async_context(pool)
         await stack.enter_async_context(serve_admin(build_admin_app(pool, info), paths.admin_socket(state)))
-        await stack.enter_async_context(_serve_gateway(gateway, listener))
+        site = await stack.enter_async_context(_serve_gateway(gateway, listener))
         notifier.ready(f"listening on {address}")
         _log.info("listening on %s", address)
         async with asyncio.TaskGroup() as group:
@@ -110,7 +110,7 @@ async def run(
             await signals.stop.wait()
             notifier.stopping(f"stopping after {signals.cause}")
             _log.info("stopping after %s; open requests get %g s", signals.cause, config.drain_timeout)
-            listener.close()  # nobody new; the connections there are go on
+            await site.stop()  # nobody new; the connections there are go on
             await _drain(pool, signals, config.drain_timeout)
             shown.cancel()
     _log.info("stopped")
@@ -204,12 +204,13 @@ def _gateway_settings(config: Config, listener: socket.socket) -> GatewaySetting
 
 
 @asynccontextmanager
-async def _serve_gateway(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+async def _serve_gateway(app: web.Application, listener: socket.socket) -> AsyncIterator[web.SockSite]:
     runner = GatewayRunner(app, shutdown_timeout=LAST_WRITES_S)
     await runner.setup()
     try:
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
-        yield
+        site = web.SockSite(runner, listener, backlog=BACKLOG)
+        await site.start()
+        yield site
     finally:
         await runner.cleanup()
 
