@@ -37,7 +37,8 @@ class _Merged:
                         self._open -= 1
                         continue
                     self._usages += [event for event in item if isinstance(event, Usage)]
-                    if events := [event for event in item if not isinstance(event, Usage)]:
+                    events: list[Event] = [event for event in item if not isinstance(event, Usage)]
+                    if events:
                         return events
         except TimeoutError:
             return []
