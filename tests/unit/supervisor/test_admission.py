@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
+from modeld.supervisor.admission import Priority, Situation, Verdict, decide, next_in_line
+from modeld.supervisor.states import State
+
+situations = st.builds(
+    Situation,
+    model=st.just("m"),
+    state=st.sampled_from(State),
+    wanted=st.booleans(),
+    in_flight=st.integers(0, 5),
+    slots=st.integers(1, 5),
+    queued=st.integers(0, 5),
+    max_queue=st.integers(0, 5),
+    message=st.text(max_size=10),
+)
+
+
+@given(situations)
+def test_admission_is_total_and_keeps_the_rules(now: Situation) -> None:
+    """In every situation there is one answer: no grant without a free slot, no wait without a place or hope."""
+    match decide(now):
+        case Verdict.GRANT:
+            assert now.state is State.READY
+            assert now.in_flight < now.slots
+            assert not now.queued
+        case Verdict.WAIT:
+            assert now.wanted
+            assert now.queued < now.max_queue
+            assert now.state is not State.FAILED
+        case ModelFailed() as error:
+            assert now.state is State.FAILED
+            assert now.message in str(error)
+        case ModelUnavailable() as error:
+            assert not now.wanted
+            assert "modeld ctl load m" in str(error)
+        case Overloaded() as error:
+            assert now.queued >= now.max_queue
+            assert str(now.max_queue) in str(error)
+        case other:
+            pytest.fail(f"{other!r} is no answer")
+
+
+@given(situations)
+def test_refusals_say_which_field_is_at_fault(now: Situation) -> None:
+    """A refusal points at the request's `model` field."""
+    verdict = decide(now)
+    if isinstance(verdict, ModeldError):
+        assert verdict.param == "model"
+
+
+@given(st.lists(st.sampled_from(Priority), max_size=12))
+def test_the_line_is_first_come_first_served_within_a_priority(waiting: list[Priority]) -> None:
+    """Taking all from the line gives interactive before background, each in the order of arrival."""
+    line = list(enumerate(waiting))
+    served = []
+    while (at := next_in_line(tuple(priority for _, priority in line))) is not None:
+        served.append(line.pop(at))
+    assert not line
+    assert served == sorted(enumerate(waiting), key=lambda pair: (pair[1], pair[0]))
+
+
+class Queue(RuleBasedStateMachine):
+    """A READY model under any traffic, run by the two decisions alone."""
+
+    @initialize(slots=st.integers(1, 4), max_queue=st.integers(0, 4))
+    def begin(self, slots: int, max_queue: int) -> None:
+        self.slots, self.max_queue = slots, max_queue
+        self.holding = 0
+        self.waiting: list[Priority] = []
+
+    @rule(priority=st.sampled_from(Priority))
+    def arrive(self, priority: Priority) -> None:
+        now = Situation(
+            "m", State.READY, True, self.holding, self.slots, len(self.waiting), self.max_queue
+        )
+        verdict = decide(now)
+        if verdict is Verdict.GRANT:
+            self.holding += 1
+        elif verdict is Verdict.WAIT:
+            self.waiting.append(priority)
+        else:
+            assert isinstance(verdict, Overloaded)
+            assert len(self.waiting) == self.max_queue
+
+    @precondition(lambda self: self.holding)
+    @rule()
+    def finish(self) -> None:
+        self.holding -= 1
+        at = next_in_line(tuple(self.waiting))
+        if at is not None:
+            assert self.waiting[at] == min(self.waiting)
+            self.waiting.pop(at)
+            self.holding += 1
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def give_up(self) -> None:
+        self.waiting.pop()
+
+    @invariant()
+    def limits_hold(self) -> None:
+        assert self.holding <= self.slots
+        assert len(self.waiting) <= self.max_queue
+
+    @invariant()
+    def nobody_waits_for_a_free_slot(self) -> None:
+        assert not self.waiting or self.holding == self.slots
+
+
+TestQueue = Queue.TestCase
