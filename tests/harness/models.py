@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ CACHE = Path(__file__).parents[2] / ".nox" / "cache"
 
 def demo_model() -> Path:
     """Return the demo model's file, fetched once."""
-    return asyncio.run(Resolver(CACHE).resolve(DEMO_MODELS[0].ref, lambda stage, fraction: None))
+    resolver = Resolver(CACHE)
+
+    def resolve() -> Path:
+        return asyncio.run(resolver.resolve(DEMO_MODELS[0].ref, lambda stage, fraction: None))
+
+    with ThreadPoolExecutor(1) as own_thread:  # the caller's may have a running event loop
+        return own_thread.submit(resolve).result()
 
 
 def llama(name: str, model: Path | str, **options: Any) -> dict[str, Any]:

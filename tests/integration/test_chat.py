@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import aiohttp
 import jsonschema
 import pytest
+import pytest_asyncio
 
 from tests.harness.daemon import Daemon, running
 from tests.harness.models import llama
@@ -37,11 +39,9 @@ STEADY = {"temperature": 0, "cache_prompt": False}
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
-@pytest.fixture(scope="module")
-async def daemon(tmp_path_factory: pytest.TempPathFactory, demo_gguf: Path) -> AsyncIterator[Daemon]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def daemon(demo_gguf: Path) -> AsyncIterator[Daemon]:
     """Run one daemon: the demo model as it is, and once more with a template that knows tools and thinking."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="md") as folder:
         models = [
             llama("plain", demo_gguf, parallel=2),
@@ -247,15 +247,24 @@ async def test_a_schema_the_engine_cannot_enforce_is_the_callers_fault(daemon: D
 async def test_completions(daemon: Daemon) -> None:
     """Raw prompts, several at once, with echo, logprobs and token ids."""
     body = {"model": "plain", "prompt": ["The capital of France is", "One, two,"], "max_tokens": 3, **STEADY}
-    status, answer = await ask(daemon, {**body, "echo": True, "logprobs": 2}, "/v1/completions")
+    status, answer = await ask(daemon, {**body, "echo": True}, "/v1/completions")
     assert status == 200, answer
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert answer["choices"][0]["text"].startswith("The capital of France is")
     assert "Paris" in answer["choices"][0]["text"]
-    assert answer["choices"][0]["logprobs"]["tokens"]
-    status, answer = await ask(daemon, {**body, "prompt": [504, 3575, 282, 4649, 314]}, "/v1/completions")
+    status, answer = await ask(daemon, {**body, "logprobs": 2}, "/v1/completions")
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
+    ids = [504, 3575, 282, 4649, 314]
+    status, answer = await ask(daemon, {**body, "prompt": ids, "echo": True}, "/v1/completions")
     assert status == 200, answer
-    assert answer["choices"][0]["text"]
+    assert answer["choices"][0]["text"].startswith("The capital of France is")
+
+
+@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"suffix": "."}])
+async def test_what_the_engine_cannot_do_is_refused_and_not_left_out(daemon: Daemon, more: dict[str, Any]) -> None:
+    """Prompt log probabilities and fill-in-the-middle are 400 with the parameter's name, never ignored."""
+    status, answer = await ask(daemon, {"model": "plain", "prompt": "Hi", **more}, "/v1/completions")
+    assert (status, answer["error"]["param"]) == (400, next(iter(more)))
 
 
 async def test_the_model_list_tells_state_and_context(daemon: Daemon) -> None:

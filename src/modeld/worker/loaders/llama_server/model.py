@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modeld.errors import LoadFailed, ModeldError
+from modeld.errors import BadRequest, LoadFailed, ModeldError
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
@@ -57,10 +57,9 @@ class LlamaModel:
                 path, body = await self._chat_body(task, planned)
                 run = lambda index: self._choice(task, index, path, body, planned, emit)  # noqa: E731
             case CompletionTask():
+                prefix = await self._echo(task)
                 path, body = "/v1/completions", {"prompt": task.prompt}
-                if task.suffix is not None:
-                    body["suffix"] = task.suffix
-                run = lambda index: self._choice(task, index, path, body, None, emit)  # noqa: E731
+                run = lambda index: self._choice(task, index, path, body, None, emit, prefix)  # noqa: E731
         if task.n == 1:
             usages = [await run(0)]
         else:
@@ -84,6 +83,27 @@ class LlamaModel:
         await self._client.close()
         await self._engine.stop()
 
+    async def _echo(self, task: CompletionTask) -> str:
+        """Return the text to put before the answer. Raises BadRequest for what this engine cannot do."""
+        if task.suffix is not None:
+            raise BadRequest(
+                "this model completes text at its end only; leave suffix out",
+                code="unsupported_parameter",
+                param="suffix",
+            )
+        if not task.echo:
+            return ""
+        if task.top_logprobs is not None:
+            raise BadRequest(
+                "this model has no log probabilities for the prompt; ask for echo or for logprobs, not both",
+                code="unsupported_parameter",
+                param="echo",
+            )
+        if isinstance(task.prompt, str):
+            return task.prompt
+        answer = await self._client.fetch("POST", "/detokenize", {"tokens": list(task.prompt)})
+        return str(answer["content"])
+
     async def _chat_body(self, task: ChatTask, planned: Plan) -> tuple[str, dict[str, Any]]:
         body = {
             "messages": [translate.message(item) for item in planned.messages],
@@ -103,6 +123,8 @@ class LlamaModel:
             }
             return "/v1/chat/completions", body
         # The chat endpoint takes tools or a schema, not both: let it render, then constrain the raw prompt.
+        # A template that opens a thought would have the JSON written inside it.
+        body["chat_template_kwargs"] = {"enable_thinking": False, **body.get("chat_template_kwargs", {})}
         rendered = await self._client.fetch("POST", "/apply-template", body)
         return "/v1/completions", {"prompt": rendered["prompt"], "json_schema": planned.schema}
 
@@ -114,11 +136,14 @@ class LlamaModel:
         body: dict[str, Any],
         planned: Plan | None,
         emit: Emit,
+        prefix: str = "",
     ) -> EngineUsage:
         request = {**translate.streaming(task, index), **body}
         parser = planned.parser(index) if planned is not None else None
         native = translate.NativeCalls(index)
         usage, reason = EngineUsage(), "stop"
+        if prefix:
+            await emit(Text(prefix, index))
         async for chunk in self._client.stream(path, request):
             for choice in chunk.choices:
                 delta = choice.delta
