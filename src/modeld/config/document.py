@@ -37,10 +37,10 @@ class Document:
         self._values: dict[Path_, Place] = {}
         self._count = 0
         yaml = YAML(typ="safe", pure=True)
+        yaml.max_depth = MOST_DEPTH
+        yaml.composer.warn_double_anchors = False  # YAML allows it; the latest one counts
         try:
             root = yaml.compose(text)
-        except RecursionError:
-            raise ConfigError(f"nested more than {MOST_DEPTH} levels deep", file=file) from None
         except YAMLError as error:
             # No chaining: ruamel's own message quotes the line, and the line may hold a key.
             raise self._syntax_error(error, text) from None
@@ -67,6 +67,8 @@ class Document:
             problem = getattr(error, "problem", None) or getattr(error, "context", None) or "not YAML"
             if "alias" in problem or "anchor" in problem or "tag" in problem:
                 problem = re.sub(r"\s*['\"].*", "", problem, flags=re.DOTALL)
+            if "maximum depth" in problem:
+                problem = f"nested more than {MOST_DEPTH} levels deep"
             if problem == "but found another document":
                 problem = "a second document begins here; one file holds one document"
             return ConfigError(

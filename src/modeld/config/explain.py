@@ -70,10 +70,19 @@ def described(value: Any) -> str:
     return "something else"
 
 
+def _plain(bound: Any) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
 def _kind(value: Any) -> str:
-    return (
-        described(value).split(" '")[0].split(' "')[0] if not isinstance(value, int | float) else "a number"
-    )
+    match value:
+        case str():
+            return "text"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+    return described(value)
 
 
 def _finding(error: ErrorDetails) -> Finding:
@@ -91,7 +100,7 @@ def _finding(error: ErrorDetails) -> Finding:
         return _named(path, _choice(context.get("expected", ""), error["input"], got))
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
-        return _named(path, f"expected {words} {context[bound]:g}, got {got}")
+        return _named(path, f"expected {words} {_plain(context[bound])}, got {got}")
     if kind == "string_too_long":
         length = len(error["input"])
         return _named(path, f"expected at most {context['max_length']} characters, got {length}")
@@ -130,9 +139,10 @@ def _hint(path: tuple[str | int, ...]) -> str:
         below = section_of(field)
         if below is not None and key in below.model_fields:
             return f"; it belongs under {name}"
-    parent = section_at(path[:-2])
-    if len(path) > 1 and parent is not None and parent is not section and key in parent.model_fields:
-        return f"; it belongs one level up, beside {path[-2]}"
+    named = [step for step in path[:-1] if isinstance(step, str)]
+    parent = section_at(named[:-1]) if named else None
+    if parent is not None and key in parent.model_fields:
+        return "; it belongs one level up" if len(named) > 1 else "; it belongs at the top level"
     return f"; known here: {', '.join(section.model_fields)}" if len(section.model_fields) <= 6 else ""
 
 

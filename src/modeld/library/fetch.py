@@ -244,11 +244,11 @@ def _follow(process: subprocess.Popen[bytes], scratch: Path) -> str:
 
 def _largest(folder: Path) -> int:
     sizes = [0]
-    for file in folder.rglob("*.whl"):
-        try:
-            sizes.append(file.stat().st_size)
-        except FileNotFoundError:
-            continue  # pip moved it between the listing and the look
+    # os.walk passes over folders that pip removes meanwhile; Path.rglob does not.
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                sizes.append(os.stat(os.path.join(parent, name)).st_size)
     return max(sizes)
 
 

@@ -84,11 +84,12 @@ def extract(
 
 
 def _recorded(archive: zipfile.ZipFile, member: str) -> tuple[str, bytes]:
+    name = Path(archive.filename or "the file").name
     records = [
         entry for entry in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", entry.filename)
     ]
     if len(records) != 1 or records[0].file_size > _LARGEST_RECORD:
-        raise Refused("not a sound wheel: it has no RECORD of its files' hashes")
+        raise Refused(f"{name} is not a sound wheel: it has no RECORD of its files' hashes")
     text = archive.read(records[0]).decode("utf-8", "replace")
     for row in csv.reader(io.StringIO(text)):
         if len(row) >= 2 and row[0] == member:
@@ -99,4 +100,4 @@ def _recorded(archive: zipfile.ZipFile, member: str) -> tuple[str, bytes]:
                 return algorithm, base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4))
             except ValueError:
                 break
-    raise Refused(f"not a sound wheel: its RECORD has no usable hash of {member}")
+    raise Refused(f"{name} is not a sound wheel: its RECORD has no usable hash of {member}")
