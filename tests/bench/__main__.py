@@ -38,7 +38,11 @@ def _port(daemon: Daemon) -> int:
 
 
 def _chat(model: str, **more: Any) -> bytes:
-    body = {"model": model, "messages": [{"role": "user", "content": "Tell me a story about the sea."}], **more}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Tell me a story about the sea."}],
+        **more,
+    }
     return request(body)
 
 
@@ -59,7 +63,10 @@ async def raw_engine(model: Path, folder: Path, options: dict[str, Any]) -> Asyn
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with asyncio.timeout(60), aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(sock))) as session:
+        async with (
+            asyncio.timeout(60),
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(sock))) as session,
+        ):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get("http://engine/health") as response:
@@ -98,7 +105,9 @@ async def engine_part(folder: Path, rounds: int) -> None:
         say("TTFT raw / modeld (median)", f"{ttft[raw]:.2f} / {ttft[ours]:.2f} ms", f"{rounds} rounds")
         say("TTFT added", f"{ttft[ours] - ttft[raw]:.2f} ms", f"ratio {ttft[ours] / ttft[raw]:.3f}")
         say("inter-token latency raw / modeld (median)", f"{gap[raw]:.3f} / {gap[ours]:.3f} ms")
-        say("inter-token latency added", f"{gap[ours] - gap[raw]:.3f} ms", f"ratio {gap[ours] / gap[raw]:.3f}")
+        say(
+            "inter-token latency added", f"{gap[ours] - gap[raw]:.3f} ms", f"ratio {gap[ours] / gap[raw]:.3f}"
+        )
 
         rates: dict[Target, list[float]] = {raw: [], ours: []}
         wire = _chat("m", stream=True, max_tokens=64, temperature=0)
@@ -139,7 +148,11 @@ async def cancel_part(daemon: Daemon, ours: Target) -> None:
                 pass
             freed.append(time.perf_counter() - left)
     step = statistics.median(token) * 1000
-    say("client gone -> engine slot free (median)", f"{statistics.median(freed) * 1000:.1f} ms", f"one token takes {step:.1f} ms")
+    say(
+        "client gone -> engine slot free (median)",
+        f"{statistics.median(freed) * 1000:.1f} ms",
+        f"one token takes {step:.1f} ms",
+    )
 
 
 # --- modeld alone -----------------------------------------------------------------------------------------
@@ -147,7 +160,11 @@ async def cancel_part(daemon: Daemon, ours: Target) -> None:
 
 async def gateway_part(folder: Path) -> None:
     """Tokens and requests per second with the scripted loader; memory, CPU, start, cancel."""
-    config = {"models": [fake("f", tokens=200), fake("short", tokens=8)], "allow_fake": True, "log": {"level": "warning"}}
+    config = {
+        "models": [fake("f", tokens=200), fake("short", tokens=8)],
+        "allow_fake": True,
+        "log": {"level": "warning"},
+    }
     async with running(folder, config) as daemon:
         await daemon.until("f", "ready")
         await daemon.until("short", "ready")
@@ -168,7 +185,11 @@ async def gateway_part(folder: Path) -> None:
             total += sum(count for count, _ in counts)
             pieces += sum(chunks for _, chunks in counts)
         assert total == 32 * 20 * 200, total
-        say("20 streams of 200 tokens, tokens/s", f"{statistics.median(rates):,.0f}", f"best {max(rates):,.0f}; {total / pieces:.2f} tokens a chunk")
+        say(
+            "20 streams of 200 tokens, tokens/s",
+            f"{statistics.median(rates):,.0f}",
+            f"best {max(rates):,.0f}; {total / pieces:.2f} tokens a chunk",
+        )
         plain = _chat("short")
         await asyncio.gather(*(hammer(target, plain, 0.5) for _ in range(16)))
         began = time.perf_counter()
@@ -184,11 +205,17 @@ async def start_part(folder: Path) -> None:
         here = folder / str(turn)
         here.mkdir()
         began = time.perf_counter()
-        async with running(here, {"models": [fake("f")], "allow_fake": True, "log": {"level": "warning"}}) as daemon:
+        async with running(
+            here, {"models": [fake("f")], "allow_fake": True, "log": {"level": "warning"}}
+        ) as daemon:
             async with aiohttp.ClientSession() as session, session.get(f"{daemon.url}/health") as response:
                 assert response.status == 200
             times.append(time.perf_counter() - began)
-    say("start to answering /health (median of 7)", f"{statistics.median(times):.2f} s", f"best {min(times):.2f} s")
+    say(
+        "start to answering /health (median of 7)",
+        f"{statistics.median(times):.2f} s",
+        f"best {min(times):.2f} s",
+    )
 
 
 async def main(parts: list[str], rounds: int) -> None:
@@ -205,7 +232,9 @@ async def main(parts: list[str], rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure modeld.")
-    parser.add_argument("parts", nargs="*", default=["start", "gateway", "engine"], help="start, gateway, engine")
+    parser.add_argument(
+        "parts", nargs="*", default=["start", "gateway", "engine"], help="start, gateway, engine"
+    )
     parser.add_argument("--rounds", type=int, default=60, help="alternations of the engine part")
     arguments = parser.parse_args()
     uvloop.run(main(arguments.parts, arguments.rounds))

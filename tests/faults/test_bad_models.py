@@ -18,13 +18,19 @@ from tests.harness.sse import chat
 async def test_missing_junk_and_truncated_files_fail_at_once_with_the_reason(
     short_dir: Path, demo_gguf: Path
 ) -> None:
-    """FAILED without a retry; the reason stands in the status, in the API's error (503 model_failed) and in ctl."""
+    """FAILED without a retry; the reason stands in the status, in the API's error (503 model_failed) and in
+    ctl.
+    """
     junk, cut = short_dir / "junk.gguf", short_dir / "cut.gguf"
     junk.write_bytes(b"<html>not a model</html>")
     with demo_gguf.open("rb") as file:
         cut.write_bytes(file.read(1 << 20))
     models = [llama("missing", short_dir / "no.gguf"), llama("junk", junk), llama("cut", cut)]
-    reasons = {"missing": str(short_dir / "no.gguf"), "junk": "not a GGUF file", "cut": "failed to load model"}
+    reasons = {
+        "missing": str(short_dir / "no.gguf"),
+        "junk": "not a GGUF file",
+        "cut": "failed to load model",
+    }
     async with running(short_dir, {"models": models}) as daemon, aiohttp.ClientSession() as session:
         for name, reason in reasons.items():
             status = await daemon.until(name, "failed")

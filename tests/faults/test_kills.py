@@ -29,7 +29,12 @@ async def _first_chunk(response: aiohttp.ClientResponse, answer: Answer) -> byte
 
 async def _kill_mid_stream(daemon: Daemon, session: aiohttp.ClientSession, victim: psutil.Process) -> Answer:
     """Stream, kill `victim` after the first text, and read the stream to its end."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, **LONG}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Tell me a story"}],
+        "stream": True,
+        **LONG,
+    }
     answer = Answer()
     async with session.post(f"{daemon.url}/v1/chat/completions", json=body) as response:
         rest = await _first_chunk(response, answer)
@@ -46,10 +51,17 @@ async def _kill_mid_stream(daemon: Daemon, session: aiohttp.ClientSession, victi
 async def test_a_killed_engine_or_worker_ends_its_stream_with_an_error_and_the_next_request_works(
     short_dir: Path, demo_gguf: Path, victim: str
 ) -> None:
-    """kill -9 of the engine or its worker mid-stream: an error event, no [DONE], and the next request is answered."""
-    async with running(short_dir, {"models": [llama("m", demo_gguf)]}) as daemon, aiohttp.ClientSession() as session:
+    """kill -9 of the engine or its worker mid-stream: an error event, no [DONE], and the next request is
+    answered.
+    """
+    async with (
+        running(short_dir, {"models": [llama("m", demo_gguf)]}) as daemon,
+        aiohttp.ClientSession() as session,
+    ):
         await daemon.until("m", "ready")
-        [process] = [child for child in daemon.children(victim) if "lifeline" not in " ".join(child.cmdline())]
+        [process] = [
+            child for child in daemon.children(victim) if "lifeline" not in " ".join(child.cmdline())
+        ]
         answer = await _kill_mid_stream(daemon, session, process)
         assert answer.error is not None
         assert answer.error["code"] == "worker_died"

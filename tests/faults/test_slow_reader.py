@@ -15,7 +15,9 @@ TOKENS = 2_000_000
 """About 20 MB of text, and over 400 MB as chunks."""
 
 
-async def _post(daemon: Daemon, body: dict[str, object], *, limit: int = 1 << 16) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _post(
+    daemon: Daemon, body: dict[str, object], *, limit: int = 1 << 16
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = daemon.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=limit)
     data = json.dumps(body).encode()
@@ -32,7 +34,9 @@ def _body(**more: object) -> dict[str, object]:
 
 
 async def test_a_slow_reader_of_a_long_stream_keeps_memory_bounded(short_dir: Path) -> None:
-    """While a client reads nothing of a very long answer, neither daemon nor worker grows by more than 32 MB."""
+    """While a client reads nothing of a very long answer, neither daemon nor worker grows by more than 32
+    MB.
+    """
     async with running(short_dir, {"models": [fake("f", tokens=TOKENS)], "allow_fake": True}) as daemon:
         status = await daemon.until("f", "ready")
         processes = [psutil.Process(daemon.pid), psutil.Process(status["pid"])]
@@ -53,7 +57,9 @@ async def test_a_slow_reader_of_a_long_stream_keeps_memory_bounded(short_dir: Pa
 
 
 async def test_a_client_that_leaves_frees_its_slot_in_every_phase(short_dir: Path) -> None:
-    """Gone while queued, before the first token, and mid-stream, streaming or not: in flight goes back to 0."""
+    """Gone while queued, before the first token, and mid-stream, streaming or not: in flight goes back to
+    0.
+    """
     slow = fake("f", first_delay=600, slots=1)
     stream = fake("g", tokens=TOKENS, token_delay=0.01)
     async with running(short_dir, {"models": [slow, stream], "allow_fake": True}) as daemon:

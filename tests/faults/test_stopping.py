@@ -15,7 +15,9 @@ from tests.harness.models import fake
 from tests.harness.sse import Answer, chat, take
 
 
-async def _open_stream(session: aiohttp.ClientSession, url: str) -> tuple[aiohttp.ClientResponse, Answer, bytes]:
+async def _open_stream(
+    session: aiohttp.ClientSession, url: str
+) -> tuple[aiohttp.ClientResponse, Answer, bytes]:
     body = {"model": "f", "messages": [{"role": "user", "content": "go"}], "stream": True}
     response = await session.post(f"{url}/v1/chat/completions", json=body)
     answer, rest = Answer(response.status), b""
@@ -53,7 +55,11 @@ async def test_sigterm_lets_open_streams_finish_and_takes_no_new_connections(sho
 
 async def test_a_second_signal_forces_the_end(short_dir: Path) -> None:
     """A stream that would go on for minutes is ended with an error event by the second SIGINT."""
-    config = {"models": [fake("f", tokens=100_000, token_delay=0.02)], "allow_fake": True, "drain_timeout": 600}
+    config = {
+        "models": [fake("f", tokens=100_000, token_delay=0.02)],
+        "allow_fake": True,
+        "drain_timeout": 600,
+    }
     async with running(short_dir, config) as daemon, aiohttp.ClientSession() as session:
         await daemon.until("f", "ready")
         opened = await _open_stream(session, daemon.url)
@@ -68,7 +74,11 @@ async def test_a_second_signal_forces_the_end(short_dir: Path) -> None:
 
 async def test_the_drain_has_a_limit(short_dir: Path) -> None:
     """After drain_timeout the stream ends with an error event, and the daemon with 0."""
-    config = {"models": [fake("f", tokens=100_000, token_delay=0.02)], "allow_fake": True, "drain_timeout": 0.2}
+    config = {
+        "models": [fake("f", tokens=100_000, token_delay=0.02)],
+        "allow_fake": True,
+        "drain_timeout": 0.2,
+    }
     async with running(short_dir, config) as daemon, aiohttp.ClientSession() as session:
         await daemon.until("f", "ready")
         opened = await _open_stream(session, daemon.url)
@@ -84,7 +94,9 @@ async def test_a_taken_port_is_one_clear_line(short_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         file = short_dir / "c.yaml"
-        file.write_text(f"allow_fake: true\nmodels: [{{name: f, loader: fake}}]\nstate_dir: {short_dir}/state\n")
+        file.write_text(
+            f"allow_fake: true\nmodels: [{{name: f, loader: fake}}]\nstate_dir: {short_dir}/state\n"
+        )
         daemon = await launch(short_dir, ["--config", str(file), "--port", str(port)])
         assert await daemon.ended() == 1
         assert len(daemon.lines) == 1
@@ -125,7 +137,9 @@ async def test_the_service_manager_is_told_ready_and_stopping(short_dir: Path) -
     ],
 )
 async def test_a_bad_configuration_exits_with_2_and_says_what(short_dir: Path, text: str, words: str) -> None:
-    """Exposure without keys, an unknown key, a fake model without leave: exit code 2 and the fix in the message."""
+    """Exposure without keys, an unknown key, a fake model without leave: exit code 2 and the fix in the
+    message.
+    """
     file = short_dir / "c.yaml"
     file.write_text(text + f"state_dir: {short_dir}/state\n")
     daemon = await launch(short_dir, ["--config", str(file)])

@@ -1,7 +1,7 @@
 """A real daemon as a child process, for tests that look at modeld from outside.
 
-Everything the daemon starts inherits a mark in its environment, so that "nothing is left" can be checked for the
-whole family, also for processes that have changed parents.
+Everything the daemon starts inherits a mark in its environment, so that "nothing is left" can be checked for
+the whole family, also for processes that have changed parents.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Daemon:
     async def model(self, name: str) -> dict[str, Any]:
         """Return one model's status."""
         models = (await self.admin("GET", "/status"))["models"]
-        return next(model for model in models if model["name"] == name)  # type: ignore[no-any-return]
+        return next(model for model in models if model["name"] == name)
 
     async def until(self, name: str, *states: str, within: float = 60.0) -> dict[str, Any]:
         """Wait until a model is in one of `states`, and return its status."""
@@ -188,7 +188,9 @@ async def running(
     env: Mapping[str, str] | None = None,
     family_must_go: bool = True,
 ) -> AsyncIterator[Daemon]:
-    """Run a daemon with this configuration on a free port; at the end, stop it and see that nothing is left."""
+    """Run a daemon with this configuration on a free port; at the end, stop it and see that nothing is
+    left.
+    """
     file = folder / "modeld.yaml"
     document = {"listen": {"host": "127.0.0.1", "port": 0}, "state_dir": str(folder / "state"), **config}
     file.write_text(json.dumps(document))  # JSON is YAML

@@ -57,7 +57,9 @@ def take(part: bytes, answer: Answer) -> None:
             answer.chunks.append(payload)
 
 
-async def chat(session: aiohttp.ClientSession, url: str, model: str, prompt: str = "Tell me a story", **more: Any) -> Answer:
+async def chat(
+    session: aiohttp.ClientSession, url: str, model: str, prompt: str = "Tell me a story", **more: Any
+) -> Answer:
     """Stream a chat request to its end."""
     body = {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": True, **more}
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:

@@ -21,17 +21,18 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 TEMPLATE = Path(__file__).parents[1] / "harness" / "templates" / "tools.jinja"
 
-WEATHER = {
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
         "description": "Tell the weather in a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
+        "parameters": PARAMETERS,
     },
 }
 CLOCK = {"type": "function", "function": {"name": "get_time", "description": "Tell the time"}}
@@ -41,7 +42,7 @@ ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def daemon(demo_gguf: Path) -> AsyncIterator[Daemon]:
-    """Run one daemon: the demo model as it is, and once more with a template that knows tools and thinking."""
+    """Run one daemon: the demo model as it is, and once more with a template that knows tools and thinking.
     with tempfile.TemporaryDirectory(prefix="md") as folder:
         models = [
             llama("plain", demo_gguf, parallel=2),
@@ -53,20 +54,35 @@ async def daemon(demo_gguf: Path) -> AsyncIterator[Daemon]:
             yield started
 
 
-async def ask(daemon: Daemon, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, dict[str, Any]]:
+async def ask(
+    daemon: Daemon, body: dict[str, Any], path: str = "/v1/chat/completions"
+) -> tuple[int, dict[str, Any]]:
     """Post and return status and body."""
     async with aiohttp.ClientSession() as session, session.post(daemon.url + path, json=body) as response:
         return response.status, await response.json()
 
 
 async def test_stream_and_plain_answer_are_the_same_text(daemon: Daemon) -> None:
-    """At temperature 0 both forms give the same content, finish reason and usage, under the owner's model name."""
-    body = {"model": "plain", "messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 12, **STEADY}
+    """At temperature 0 both forms give the same content, finish reason and usage, under the owner's model
+    name.
+    """
+    body = {
+        "model": "plain",
+        "messages": [{"role": "user", "content": "Name a colour."}],
+        "max_tokens": 12,
+        **STEADY,
+    }
     status, plain = await ask(daemon, body)
     assert status == 200
     async with aiohttp.ClientSession() as session:
         streamed = await chat(
-            session, daemon.url, "plain", "Name a colour.", max_tokens=12, stream_options={"include_usage": True}, **STEADY
+            session,
+            daemon.url,
+            "plain",
+            "Name a colour.",
+            max_tokens=12,
+            stream_options={"include_usage": True},
+            **STEADY,
         )
     assert streamed.done
     assert streamed.text == plain["choices"][0]["message"]["content"] != ""
@@ -78,7 +94,9 @@ async def test_stream_and_plain_answer_are_the_same_text(daemon: Daemon) -> None
 
 async def test_cached_tokens_are_counted(daemon: Daemon) -> None:
     """The second time, most of a prompt comes from the engine's cache, and usage says so."""
-    messages = [{"role": "user", "content": "Count the sheep on the hill, one after the other, until you sleep."}]
+    messages = [
+        {"role": "user", "content": "Count the sheep on the hill, one after the other, until you sleep."}
+    ]
     body = {"model": "plain", "messages": messages, "max_tokens": 1}
     await ask(daemon, body)
     _, answer = await ask(daemon, body)
@@ -88,7 +106,14 @@ async def test_cached_tokens_are_counted(daemon: Daemon) -> None:
 @pytest.mark.parametrize("model", ["plain", "aware"])
 async def test_required_tools_are_called_whatever_the_template_knows(daemon: Daemon, model: str) -> None:
     """tool_choice "required" gives calls of the tools given, with valid arguments, and no prose."""
-    body = {"model": model, "messages": ASK, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 200, **STEADY}
+    body = {
+        "model": model,
+        "messages": ASK,
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "max_tokens": 200,
+        **STEADY,
+    }
     body["parallel_tool_calls"] = False
     status, answer = await ask(daemon, body)
     assert status == 200, answer
@@ -96,14 +121,16 @@ async def test_required_tools_are_called_whatever_the_template_knows(daemon: Dae
     assert choice["finish_reason"] == "tool_calls"
     [call] = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
-    jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER["function"]["parameters"])  # type: ignore[arg-type]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS)
     assert "Paris" in call["function"]["arguments"]
     assert not choice["message"]["content"]
 
 
 @pytest.mark.parametrize("model", ["plain", "aware"])
 async def test_a_named_function_is_called_and_streams_its_arguments(daemon: Daemon, model: str) -> None:
-    """A named function is the one called; in a stream, id and name come once, and the argument pieces join to JSON."""
+    """A named function is the one called; in a stream, id and name come once, and the argument pieces join
+    to JSON.
+    """
     choice = {"type": "function", "function": {"name": "get_weather"}}
     async with aiohttp.ClientSession() as session:
         answer = await chat(
@@ -117,7 +144,10 @@ async def test_a_named_function_is_called_and_streams_its_arguments(daemon: Daem
             **STEADY,
         )
     deltas = [
-        delta for chunk in answer.chunks for c in chunk["choices"] for delta in c["delta"].get("tool_calls") or []
+        delta
+        for chunk in answer.chunks
+        for c in chunk["choices"]
+        for delta in c["delta"].get("tool_calls") or []
     ]
     assert [delta["function"]["name"] for delta in deltas if "name" in delta["function"]] == ["get_weather"]
     assert sum("id" in delta for delta in deltas) == 1
@@ -174,8 +204,16 @@ async def test_json_object_is_an_object(daemon: Daemon) -> None:
 
 
 async def test_n_stop_seed_and_logprobs(daemon: Daemon) -> None:
-    """n=2 gives two choices that a seed repeats; stop is cut out; logprobs cover the tokens with alternatives."""
-    body = {"model": "plain", "messages": [{"role": "user", "content": "Say a word"}], "n": 2, "seed": 7, "max_tokens": 8}
+    """n=2 gives two choices that a seed repeats; stop is cut out; logprobs cover the tokens with
+    alternatives.
+    """
+    body = {
+        "model": "plain",
+        "messages": [{"role": "user", "content": "Say a word"}],
+        "n": 2,
+        "seed": 7,
+        "max_tokens": 8,
+    }
     body |= {"cache_prompt": False, "temperature": 1.0}
     first, second = (await ask(daemon, body))[1], (await ask(daemon, body))[1]
     texts = [[choice["message"]["content"] for choice in answer["choices"]] for answer in (first, second)]
@@ -183,10 +221,17 @@ async def test_n_stop_seed_and_logprobs(daemon: Daemon) -> None:
     assert [choice["index"] for choice in first["choices"]] == [0, 1]
     assert texts[0][0] != texts[0][1]
 
-    body = {"model": "plain", "messages": [{"role": "user", "content": "Count: one two"}], "max_tokens": 24, **STEADY}
+    body = {
+        "model": "plain",
+        "messages": [{"role": "user", "content": "Count: one two"}],
+        "max_tokens": 24,
+        **STEADY,
+    }
     _, whole = await ask(daemon, {**body, "logprobs": True, "top_logprobs": 3})
     content = whole["choices"][0]["logprobs"]["content"]
-    assert len(content) == whole["usage"]["completion_tokens"] or whole["choices"][0]["finish_reason"] == "stop"
+    assert (
+        len(content) == whole["usage"]["completion_tokens"] or whole["choices"][0]["finish_reason"] == "stop"
+    )
     assert all(len(entry["top_logprobs"]) == 3 and entry["logprob"] <= 0 for entry in content)
     _, bare = await ask(daemon, {**body, "logprobs": True})
     assert all(entry["top_logprobs"] == [] for entry in bare["choices"][0]["logprobs"]["content"])
@@ -200,7 +245,12 @@ async def test_n_stop_seed_and_logprobs(daemon: Daemon) -> None:
 
 async def test_reasoning_comes_apart_from_the_answer(daemon: Daemon) -> None:
     """A template that opens a thought gives reasoning_content; switched off by the request, it gives none."""
-    body = {"model": "aware", "messages": [{"role": "user", "content": "Is snow cold?"}], "max_tokens": 60, **STEADY}
+    body = {
+        "model": "aware",
+        "messages": [{"role": "user", "content": "Is snow cold?"}],
+        "max_tokens": 60,
+        **STEADY,
+    }
     _, thinking = await ask(daemon, {**body, "chat_template_kwargs": {"enable_thinking": True}})
     assert thinking["choices"][0]["message"]["reasoning_content"]
     _, silent = await ask(daemon, {**body, "chat_template_kwargs": {"enable_thinking": False}})
@@ -210,8 +260,14 @@ async def test_reasoning_comes_apart_from_the_answer(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("model", ["plain", "aware"])
 async def test_roles_that_strict_templates_refuse_are_put_right(daemon: Daemon, model: str) -> None:
-    """A developer message and a late system message are served by any template; so is assistant content null."""
-    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    """A developer message and a late system message are served by any template; so is assistant content
+    null.
+    """
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+    }
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": "Weather in Rome?"},
@@ -261,7 +317,9 @@ async def test_completions(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"suffix": "."}])
-async def test_what_the_engine_cannot_do_is_refused_and_not_left_out(daemon: Daemon, more: dict[str, Any]) -> None:
+async def test_what_the_engine_cannot_do_is_refused_and_not_left_out(
+    daemon: Daemon, more: dict[str, Any]
+) -> None:
     """Prompt log probabilities and fill-in-the-middle are 400 with the parameter's name, never ignored."""
     status, answer = await ask(daemon, {"model": "plain", "prompt": "Hi", **more}, "/v1/completions")
     assert (status, answer["error"]["param"]) == (400, next(iter(more)))

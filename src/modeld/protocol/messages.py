@@ -3,8 +3,8 @@
 Conversation: worker Hello → daemon Load → worker Progress* → Ready or LoadRefused; then any number of calls
 at once, each Call → Emit* → Ended or Failed, with Credit flowing back as the daemon's reader takes events,
 and Cancel at any time (a cancelled call still gets its Ended or Failed). Drain → the worker refuses new
-calls, finishes the open ones and says Drained. Bye → it unloads and exits. Dying is a worker's last word when its
-engine is gone; end-of-file without it is a crash.
+calls, finishes the open ones and says Drained. Bye → it unloads and exits. Dying is a worker's last word
+when its engine is gone; end-of-file without it is a crash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The owner of one model: the only writer of its state, its queue and its worker.
 
 `run` is the life of the model: while it is wanted, attempt after attempt, with `restart` deciding what
-follows a crash. Everybody else asks: `want`, `unwant`, `restart`, `enter`. A change of mind interrupts whatever the
-attempt is waiting for.
+follows a crash. Everybody else asks: `want`, `unwant`, `restart`, `enter`. A change of mind interrupts
+whatever the attempt is waiting for.
 """
 
 from __future__ import annotations
