@@ -33,6 +33,7 @@ ENVELOPE = "tool_calls"
 
 MARKERS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")
 _SIDE_KEYS = frozenset({"id", "type", "index"})
+_KEYS = _SIDE_KEYS | {"name", "function", "arguments", "parameters"}
 _FENCE_WORD = re.compile(r"[a-z_]*")
 _VALUE_RUN = re.compile(r"[^<]*")
 
@@ -169,6 +170,8 @@ class Formats:
         while True:
             yield from read_space(source)
             key = yield from self._string()
+            if key not in _KEYS:
+                raise Unexpected
             yield from read_space(source)
             yield from read_literal(source, ":")
             char = yield from read_space(source)

@@ -13,7 +13,7 @@ required, function  schema: calls              the same, tools in the system mes
 =================== ========================== =====================================================
 
 An engine that enforces choices by itself (`enforces_choice`) is asked natively for the last row too. Where
-the template renders tools but the engine does not parse calls (`parses_calls` False), the text is parsed here.
+the template renders tools but the engine does not parse calls (`parses_calls` False), we parse its text.
 """
 
 from __future__ import annotations

@@ -25,23 +25,11 @@ _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 """Keywords whose value maps names to schemas."""
 
 _NESTED = frozenset(
-    [
-        "items",
-        "prefixItems",
-        "additionalItems",
-        "additionalProperties",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "contains",
-        "propertyNames",
-        "not",
-        "if",
-        "then",
-        "else",
-        "anyOf",
-        "oneOf",
-        "allOf",
-    ]
+    (
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+        *("additionalProperties", "unevaluatedProperties", "propertyNames"),
+        *("not", "if", "then", "else", "anyOf", "oneOf", "allOf"),
+    )
 )
 """Keywords whose value is a schema or a list of schemas; all others hold data, where "$ref" means nothing."""
 

@@ -18,7 +18,6 @@ Reading: TypeAlias = Generator[None, None, T]
 
 SPACE = re.compile(r"[ \t\r\n]*")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
-_NUMBER_RUN = re.compile(r"[-+0-9.eE]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _HEX = "0123456789abcdefABCDEF"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -217,9 +216,13 @@ def _read_scalar(source: Source, char: str) -> Reading[None]:
     if char == '"':
         yield from read_string(source)
     elif char and char in "-0123456789":
-        start = source.at
-        yield from read_run(source, _NUMBER_RUN)
-        if not _NUMBER.fullmatch(source.cut(start, source.at)):
+        # Kept here, since the source may forget what it streams.
+        number = ""
+        while char and char in "-+0123456789.eE":
+            number += char
+            source.at += 1
+            char = yield from source.peek()
+        if not _NUMBER.fullmatch(number):
             raise Unexpected
     elif char in ("t", "f", "n"):
         yield from read_literal(source, {"t": "true", "f": "false", "n": "null"}[char])
