@@ -42,7 +42,7 @@ ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def daemon(demo_gguf: Path) -> AsyncIterator[Daemon]:
-    """Run one daemon: the demo model as it is, and once more with a template that knows tools and thinking.
+    """Run the demo model twice: as it is, and with a template that knows tools and thinking."""
     with tempfile.TemporaryDirectory(prefix="md") as folder:
         models = [
             llama("plain", demo_gguf, parallel=2),
