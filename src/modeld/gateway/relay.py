@@ -7,6 +7,7 @@ the middle of the answer) frees the engine: its handler is cancelled, or its nex
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
@@ -63,15 +64,24 @@ class Relay:
         Raises ModeldError as long as no header is out; after that the error is the stream's last event, and
         no [DONE] pretends success.
         """
-        exchange = self._exchange
+        exchange, interval, monotonic = (
+            self._exchange,
+            self._settings.keepalive_interval,
+            self._clock.monotonic,
+        )
         writer = sse.EventWriter(self._request, self._settings.client_stall_timeout)
+        silent_since = monotonic()
         try:
             async with opening as stream:
-                while (events := await self._take(stream, self._settings.keepalive_interval)) is not None:
-                    chunks = encoder.encode(events) if events else KEEPALIVE
+                while (events := await self._take(stream, silent_since + interval - monotonic())) is not None:
+                    if events:
+                        chunks: Sequence[bytes] = encoder.encode(events)
+                        exchange.chunks += len(chunks)
+                    else:  # also when the pool tries again on a new worker, which need not take an interval
+                        chunks = KEEPALIVE if monotonic() - silent_since >= interval else ()
                     if chunks:
                         await writer.send(chunks)
-                        exchange.chunks += len(chunks)
+                        silent_since = monotonic()
             if tail := encoder.end():
                 await writer.send(tail)
                 exchange.chunks += len(tail)
@@ -95,7 +105,7 @@ class Relay:
                     code="request_timeout",
                 )
             timeout = min(timeout, left)
-        events = await stream.take(timeout)
+        events = await stream.take(max(timeout, 0.0))
         if events and self._exchange.first_event is None:
             self._exchange.first_event = self._clock.monotonic()
         return events
