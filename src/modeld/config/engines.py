@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from modeld.config.values import AnchoredText, Number, PlainText, Program, Section, Size, Whole, mistake
+from modeld.config.values import (
+    AnchoredText,
+    FileOrText,
+    Number,
+    PlainText,
+    Program,
+    Section,
+    Size,
+    Whole,
+    mistake,
+)
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 
@@ -81,15 +91,19 @@ class LlamaServerConfig(Section):
         default=2048, ge=0, description="Context length in tokens for each slot; 0 is the model's own."
     )
     n_batch: Whole = Field(default=512, ge=1, description="Prompt tokens worked on in one batch.")
-    n_gpu_layers: Whole = Field(default=-1, description="Layers kept on the GPU; -1 leaves it to the engine.")
+    n_gpu_layers: Whole = Field(
+        default=-1, description="Layers kept on the GPU; -1 is as many as the engine can."
+    )
     threads: Whole | None = Field(
         default=None, ge=1, description="CPU threads; unset leaves it to the engine."
     )
     parallel: Whole = Field(default=1, ge=1, le=256, description="Requests worked on at once (slots).")
-    chat_template: str | None = Field(
-        default=None, description="A chat template to use in place of the model's own."
+    chat_template: FileOrText | None = Field(
+        default=None, description="A chat template in place of the model's own: its text or a file."
     )
-    mmproj: str | None = Field(default=None, description="Projector file of a model that sees pictures.")
+    mmproj: FileOrText | None = Field(
+        default=None, description="Projector file of a model that sees pictures."
+    )
     cache_reuse: Whole = Field(
         default=0, ge=0, description="Shortest piece of the cache to reuse by shifting, in tokens."
     )

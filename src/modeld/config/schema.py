@@ -302,6 +302,8 @@ def warnings(config: Config) -> list[str]:
             )
         elif model.usecase != "generate":
             found.append(f"usecase: {model.usecase} is read, but this version serves only generate")
+        if model.llama_server_config is not None and model.llama_server_config.n_ctx == 0:
+            found.append("llama_server_config.n_ctx: 0 is read, but this version takes 2048 for it")
         if model.num_replicas > 1:
             found.append(f"num_replicas: {model.num_replicas} is read, but this version runs one replica")
         if model.autoscaling_config is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,6 +99,16 @@ def _anchor_text(value: str, info: ValidationInfo) -> str:
     return str(_anchor(Path(value), info))
 
 
+def _anchor_if_local(value: str, info: ValidationInfo) -> str:
+    """Anchor what is written as a relative path, or names a file beside the configuration; keep the rest."""
+    base = info.context.get("base") if info.context else None
+    if value.startswith(("./", "../", "~")) or (
+        base is not None and os.path.isfile(os.path.join(base, value))
+    ):
+        return _anchor_text(value, info)
+    return value
+
+
 Whole: TypeAlias = Annotated[int, BeforeValidator(_whole)]
 Number: TypeAlias = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size), Field(json_schema_extra={"kind": "size"})]
@@ -107,6 +118,8 @@ AnchoredPath: TypeAlias = Annotated[Path, AfterValidator(_anchor)]
 """A path; a relative one is taken from the directory of the file it is written in."""
 AnchoredText: TypeAlias = Annotated[str, AfterValidator(_anchor_text)]
 """The same as text, for options that go to an engine."""
+FileOrText: TypeAlias = Annotated[str, AfterValidator(_anchor_if_local)]
+"""Text that may name a file, such as a chat template."""
 Program: TypeAlias = Annotated[Path, AfterValidator(_anchor_program)]
 """A path to a program, or a bare name to be looked up on PATH."""
 

@@ -196,6 +196,23 @@ def test_paths_are_taken_from_the_files_directory(file: Path, monkeypatch: pytes
     assert config.engines.llama_server.binary == file.parent / "bin/llama-server"
 
 
+def test_engine_files_beside_the_configuration_are_found(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A projector or template named like a file there is that file; a template's text stays text."""
+    monkeypatch.chdir("/")
+    (file.parent / "vision.gguf").write_text("x")
+    block = "    llama_server_config: {mmproj: vision.gguf, chat_template: %s}\n"
+    for written, read in (
+        ("./t.jinja", str(file.parent / "t.jinja")),
+        ("chatml", "chatml"),
+        ("'{{ x }}'", "{{ x }}"),
+        ('"' + "x" * 5000 + '"', "x" * 5000),
+    ):
+        file.write_text(MODEL + block % written)
+        options = load_config(file, {}).models[0].options()
+        assert options["mmproj"] == str(file.parent / "vision.gguf")
+        assert options["chat_template"] == read
+
+
 def test_the_environment_has_the_last_word(
     file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
+from modeld.config.engines import FakeConfig
 from modeld.config.schema import LARGEST_BODY, OPTION_BLOCKS, Config, Model, warnings
 from modeld.config.values import Listen, parse_size
 from modeld.protocol.framing import MAX_FRAME
+from modeld.worker.loaders.fake import Script
 
 
 def model(**fields: Any) -> dict[str, Any]:
@@ -180,6 +183,12 @@ def test_options_are_plain_json(loader: str) -> None:
     assert bool(options) == (loader != "sherpa_onnx")
 
 
+def test_the_fake_loader_knows_every_field_of_its_script() -> None:
+    """What the configuration accepts for the scripted loader is what that loader reads, defaults included."""
+    script = {field.name: field.default for field in msgspec.structs.fields(Script)}
+    assert script == {name: field.default for name, field in FakeConfig.model_fields.items()}
+
+
 def test_plain_flags_become_arguments_before_the_owners_own() -> None:
     """Options that llama-server takes as flags are put before extra_args, so the owner's come last."""
     block = {"flash_attn": True, "ubatch_size": 256, "tensor_split": [3, 1], "extra_args": ["--seed", 7]}
@@ -216,11 +225,15 @@ def test_warnings_name_what_is_read_but_not_done() -> None:
                 model(name="a", num_replicas=2, num_gpus=0.5, chat_template_kwargs={"thinking": "off"}),
                 model(name="b", loader="vllm", autoscaling_config={}),
                 model(name="c", usecase="embed"),
+                model(name="d", llama_server_config={"n_ctx": 0}),
             ]
         }
     )
     lines = warnings(config)
-    assert [line.split(": ")[0] for line in lines] == ["model 'a'"] * 3 + ["model 'b'"] * 2 + ["model 'c'"]
+    assert [line.split(": ")[0] for line in lines] == ["model 'a'"] * 3 + ["model 'b'"] * 2 + [
+        "model 'c'",
+        "model 'd'",
+    ]
     assert lines[0] == "model 'a': num_replicas: 2 is read, but this version runs one replica"
 
 
