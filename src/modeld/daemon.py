@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import shutil
@@ -99,7 +98,7 @@ async def run(
         def info() -> DaemonInfo:
             return DaemonInfo(modeld.__version__, os.getpid(), clock.monotonic() - started, address)
 
-        gateway = build_app(pool, _gateway_settings(config, listener), Metrics(), clock)
+        gateway = build_app(pool, _gateway_settings(config), Metrics(), clock)
         await stack.enter_async_context(pool)
         await stack.enter_async_context(serve_admin(build_admin_app(pool, info), paths.admin_socket(state)))
         site = await stack.enter_async_context(_serve_gateway(gateway, listener))
@@ -118,21 +117,11 @@ async def run(
 
 def check_exposure(config: Config) -> None:
     """Raise ConfigError when the API would be open to other machines without a key."""
-    if not is_loopback(config.listen.host) and not config.api_keys:
+    if not config.listen.is_loopback and not config.api_keys:
         raise ConfigError(
             f"listen: {config.listen.host} can be reached from other machines, and there are no API keys: "
             "set api_keys (or MODELD_API_KEYS), or listen on 127.0.0.1"
         )
-
-
-def is_loopback(name: str) -> bool:
-    """Tell whether a listen host is this machine only."""
-    if name.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def bind(name: str, port: int) -> socket.socket:
@@ -166,6 +155,12 @@ def _fresh_runtime_dir(runtime: Path) -> Path:
     """Return the directory for this life's workers, emptied of an earlier life's but for its records."""
     try:
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = runtime.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise StartupError(
+                f"{runtime} must belong to uid {os.geteuid()} alone (mode 0700); it has uid {found.st_uid}, "
+                f"mode {found.st_mode & 0o777:04o}: remove it"
+            )
         for left in runtime.iterdir():
             if left.name != "workers":
                 shutil.rmtree(left, ignore_errors=True)
@@ -187,16 +182,17 @@ def _spec(config: Config, model: Model, created: float) -> ModelSpec:
         footprint=sum(sizes) if sizes else None,
         start_timeout_s=model.start_timeout,
         max_queue=config.max_queue,
+        max_ongoing=model.max_ongoing_requests,
         created=created,
     )
 
 
-def _gateway_settings(config: Config, listener: socket.socket) -> GatewaySettings:
+def _gateway_settings(config: Config) -> GatewaySettings:
     return GatewaySettings(
         api_keys=tuple(key.get_secret_value() for key in config.api_keys),
         allowed_hosts=config.allowed_hosts,
         cors_origins=config.cors_origins,
-        loopback=is_loopback(listener.getsockname()[0]),
+        loopback=config.listen.is_loopback,
         max_request_body=config.max_request_body,
         keepalive_interval=config.keepalive_interval,
         request_timeout=config.request_timeout,

@@ -36,7 +36,7 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
     logging.setup(config.log.format, config.log.level)
     for key in config.api_keys:
         logging.redact(key.get_secret_value())
-    base = file.resolve().parent if file is not None else Path.cwd()
+    base = file.absolute().parent if file is not None else Path.cwd()
     main = daemon.run(config, os.environ, base=base, front_end=_show)
     try:
         import uvloop

@@ -302,8 +302,6 @@ def warnings(config: Config) -> list[str]:
             )
         elif model.usecase != "generate":
             found.append(f"usecase: {model.usecase} is read, but this version serves only generate")
-        if model.llama_server_config is not None and model.llama_server_config.n_ctx == 0:
-            found.append("llama_server_config.n_ctx: 0 is read, but this version takes 2048 for it")
         if model.num_replicas > 1:
             found.append(f"num_replicas: {model.num_replicas} is read, but this version runs one replica")
         if model.autoscaling_config is not None:
@@ -312,6 +310,8 @@ def warnings(config: Config) -> list[str]:
             found.append(
                 f"num_gpus: {model.num_gpus:g} is read, but this version does not divide a GPU between models"
             )
+        if model.num_gpus >= 1:
+            found.append(f"num_gpus: {model.num_gpus:g} is read, but the engine takes the GPUs it sees")
         for key, value in model.chat_template_kwargs.items():
             if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
                 found.append(f"chat_template_kwargs.{key}: {value} is text in YAML 1.2; write true or false")

@@ -351,11 +351,15 @@ class Actor:
 
     # --- state and queue ------------------------------------------------------------------------------------
 
+    def _slots(self) -> int:
+        slots = self.status.facts.slots if self.status.facts is not None else 1
+        return min(slots, self.spec.max_ongoing or slots)
+
     def _serving(self) -> bool:
         return self.status.state is State.READY and self._worker is not None and self._worker.alive
 
     def _situation(self) -> Situation:
-        facts, state = self.status.facts, self.status.state
+        state = self.status.state
         if state is State.READY and not self._serving():
             state = State.BACKOFF  # the worker has just died, and the move is on its way
         return Situation(
@@ -363,7 +367,7 @@ class Actor:
             state,
             self._wanted,
             len(self._holding),
-            facts.slots if facts is not None else 1,
+            self._slots(),
             len(self._waiting),
             self.spec.max_queue,
             self.status.message,
@@ -375,10 +379,7 @@ class Actor:
             ticket.granted.set_result(None)
 
     def _admit(self) -> None:
-        facts = self.status.facts
-        while self._waiting and facts is not None and self._serving():
-            if len(self._holding) >= facts.slots:
-                return
+        while self._waiting and self._serving() and len(self._holding) < self._slots():
             at = admission.next_in_line(tuple(ticket.priority for ticket in self._waiting))
             assert at is not None
             self._grant(self._waiting.pop(at))

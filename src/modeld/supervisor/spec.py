@@ -16,7 +16,8 @@ class ModelSpec:
     """One model, as the owner configured it.
 
     `reference` is None for a loader that reads no file. `footprint` is the owner's own figure in bytes, None
-    to estimate. `start_timeout_s`: how long a load may go without progress.
+    to estimate. `start_timeout_s`: how long a load may go without progress. `max_queue` requests may wait,
+    and `max_ongoing` run at once (None: as many as the engine has slots).
     """
 
     name: str
@@ -28,4 +29,5 @@ class ModelSpec:
     footprint: int | None = None
     start_timeout_s: float = 120.0
     max_queue: int = 128
+    max_ongoing: int | None = None
     created: float = 0.0

@@ -225,7 +225,7 @@ def test_warnings_name_what_is_read_but_not_done() -> None:
                 model(name="a", num_replicas=2, num_gpus=0.5, chat_template_kwargs={"thinking": "off"}),
                 model(name="b", loader="vllm", autoscaling_config={}),
                 model(name="c", usecase="embed"),
-                model(name="d", llama_server_config={"n_ctx": 0}),
+                model(name="d", num_gpus=2),
             ]
         }
     )

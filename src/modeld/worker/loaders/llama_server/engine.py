@@ -34,6 +34,9 @@ TERM_S = 5.0
 LAST_WORDS = 12
 """Lines of the engine's log that an error shows."""
 
+DEFAULT_CONTEXT = 2048
+"""Tokens of context for each request when the configuration says nothing."""
+
 GROWTH_STEP = 1 << 20
 """Bytes of new resident memory that count as progress."""
 
@@ -98,7 +101,8 @@ def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
 def _flags(options: dict[str, Any], model: Path, sock: Path) -> list[str]:
     parallel = int(options.get("parallel") or 1)
     flags = ["-m", str(model), "--host", str(sock), "--jinja", "-np", str(parallel)]
-    flags += ["-c", str(int(options.get("n_ctx") or 2048) * parallel)]
+    # 0 is "what the model was trained for", and goes through as it is.
+    flags += ["-c", str(int(options.get("n_ctx", DEFAULT_CONTEXT)) * parallel)]
     for key, flag in (
         ("n_batch", "-b"),
         ("threads", "-t"),
@@ -106,12 +110,11 @@ def _flags(options: dict[str, Any], model: Path, sock: Path) -> list[str]:
         ("cache_reuse", "--cache-reuse"),
         ("cache_ram_mib", "--cache-ram"),
     ):
-        if options.get(key):
+        if options.get(key) is not None:
             flags += [flag, str(options[key])]
-    layers = options.get("n_gpu_layers")
-    if layers is not None:
-        # -1 is "all": llama.cpp clamps a number larger than the model.
-        flags += ["-ngl", str(999 if layers == -1 else layers)]
+    # -1 is llama.cpp's own default: as many layers as fit.
+    if options.get("n_gpu_layers", -1) != -1:
+        flags += ["-ngl", str(options["n_gpu_layers"])]
     template = options.get("chat_template")
     if template:
         flags += ["--chat-template-file" if Path(template).is_file() else "--chat-template", str(template)]

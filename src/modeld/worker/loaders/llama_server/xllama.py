@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from modeld.worker.loaders.llama_server.engine import DEFAULT_CONTEXT
+
 
 def _set(path: str, convert: Callable[[str], Any]) -> Callable[[Any, str], None]:
     *parents, name = path.split(".")
@@ -45,7 +47,7 @@ def configure(params: Any, options: dict[str, Any]) -> None:
     params.model.path = options["model"]
     params.hostnames = [options["socket"]]
     params.n_parallel = parallel
-    params.n_ctx = int(options.get("n_ctx") or 2048) * parallel
+    params.n_ctx = int(options.get("n_ctx", DEFAULT_CONTEXT)) * parallel
     params.use_jinja = True
     params.ui = False
     params.warmup = True
