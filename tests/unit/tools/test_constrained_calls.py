@@ -79,7 +79,7 @@ def test_arguments_stream_from_their_first_character(mode: Mode) -> None:
     ],
 )
 def test_the_callers_own_json_is_passed_on_unread(answer: str) -> None:
-    """In a union, an answer that does not begin with the envelope's key is text, calls in strings included."""
+    """In a union, an answer that does not begin with the envelope's key is text."""
     assert parse(CallParser(Mode.UNION, TOOLS), [answer]) == ([answer] if answer else [])
 
 

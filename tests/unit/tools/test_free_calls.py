@@ -16,8 +16,9 @@ CALL = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
 WEATHER_CALL = ("get_weather", ARGUMENTS)
 
 
-def free(text: str, **options: int) -> Summary:
-    return parse(CallParser(Mode.FREE, TOOLS, **options), [text])
+def free(text: str, limit: int | None = None) -> Summary:
+    """Parse an unconstrained answer that comes in one piece."""
+    return parse(CallParser(Mode.FREE, TOOLS, limit=limit), [text])
 
 
 @pytest.mark.parametrize(
@@ -142,13 +143,14 @@ def test_parameter_tags_become_typed_json() -> None:
         }
     }
     answer = (
-        "<tool_call>\n<function=f>\n<parameter=text>\n12 <b>\nend\n</parameter>\n<parameter=count>\n3\n</parameter>"
+        "<tool_call>\n<function=f>\n<parameter=text>\n12 <b>\nend\n</parameter>"
+        "\n<parameter=count>\n3\n</parameter>"
         '\n<parameter=flag>True</parameter><parameter=list>["\\ud83d\\ude00", 1]</parameter>'
         "\n<parameter=other>free words</parameter>\n</function>\n</tool_call>"
     )
-    [(name, arguments)] = parse(CallParser(Mode.FREE, tools), [answer])
-    assert name == "f"
-    assert json.loads(arguments) == {
+    [call] = parse(CallParser(Mode.FREE, tools), [answer])
+    assert call[0] == "f"
+    assert json.loads(call[1]) == {
         "text": "12 <b>\nend",
         "count": 3,
         "flag": True,

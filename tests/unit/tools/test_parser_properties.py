@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -34,13 +35,17 @@ def jsons(draw: st.DrawFn, value: Any) -> str:
     )
 
 
-CALLS = st.builds(lambda name, arguments: {"name": name, "arguments": arguments}, NAMES, OBJECTS).flatmap(jsons)
+CALLS = st.builds(lambda name, arguments: {"name": name, "arguments": arguments}, NAMES, OBJECTS).flatmap(
+    jsons
+)
 PIECES = st.one_of(
     st.text(max_size=8),
     st.sampled_from(
-        "<tool_call> </tool_call> <function= </function> > <parameter=city> </parameter> [TOOL_CALLS] [ARGS] "
-        '<|python_tag|> get_weather get.time { } [ ] , : ; " \\ \\u00 ``` ```json "name" "arguments" tool_calls '
-        '{"tool_calls": {"name": "get_weather", '.split(" ")
+        ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "```json", "```"]
+    ),
+    st.sampled_from(["<function=", "get_weather", ">", "</function>", "<parameter=city>", "</parameter>"]),
+    st.sampled_from(
+        [*'{}[],:;"\\ \n<>', "\\u00", '"name"', '"arguments"', '{"tool_calls": ', '{"name": "get_weather", ']
     ),
     st.just('{"city": "' + "x" * PATIENCE + '"}'),
     CALLS,
@@ -52,8 +57,9 @@ ANSWERS = st.lists(PIECES, max_size=8).map("".join)
 
 
 def cut(text: str, cuts: list[int]) -> list[str]:
+    """Cut a text at these places."""
     edges = sorted({0, len(text), *(at % (len(text) + 1) for at in cuts)})
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 @given(MODES, ANSWERS, st.lists(st.integers(0, 10_000)), st.sampled_from([None, 1]))
@@ -87,7 +93,9 @@ def test_text_without_calls_is_untouched(answer: str, cuts: list[int]) -> None:
 
 
 @given(st.lists(OBJECTS.flatmap(jsons), min_size=1, max_size=3), st.lists(st.integers(0, 10_000)), st.data())
-def test_arguments_come_out_as_they_went_in(arguments: list[str], cuts: list[int], data: st.DataObject) -> None:
+def test_arguments_come_out_as_they_went_in(
+    arguments: list[str], cuts: list[int], data: st.DataObject
+) -> None:
     """In every format that carries JSON, arguments are the model's own bytes, and equal JSON."""
     calls = [f'{{"name": "get_weather", "arguments": {text}}}' for text in arguments]
     answer = data.draw(
