@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from modeld.worker.tools.parser import CallParser
-from modeld.worker.tools.plan import ParserFactory, Plan, TemplateFacts, plan
+from modeld.worker.tools.planning import ParserFactory, Plan, TemplateFacts, plan
 
 __all__ = ["CallParser", "ParserFactory", "Plan", "TemplateFacts", "plan"]
