@@ -3,10 +3,10 @@
 Rooms, from the floor up; imports point downwards only (`pyproject.toml` holds the contract):
 
     cli > daemon > gateway | admin > supervisor | library > hardware | service > config
-        > telemetry > protocol > errors > ids | clock
+        > telemetry > protocol > errors > ids | clock | trust
 
 `worker` is a separate program, one process per model; of these rooms it may import telemetry, protocol,
-errors and ids only, so that it stays thin enough to run under an engine's own interpreter.
+errors, ids and trust only, so that it stays thin enough to run under an engine's own interpreter.
 """
 
 from __future__ import annotations

@@ -30,8 +30,11 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
     """
     config = _configuration(file, demo, host, port, state_dir)
 
-    from modeld import daemon
     from modeld.telemetry import logging
+    from modeld.trust import nobody_trusted
+
+    with nobody_trusted():
+        from modeld import daemon
 
     logging.setup(config.log.format, config.log.level)
     for key in config.api_keys:

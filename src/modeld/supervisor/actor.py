@@ -226,7 +226,9 @@ class Actor:
         spec = self.spec
         self._again = False
         self._move(
-            State.STARTING, "wanted", "looking for the model's files" if spec.reference else "starting"
+            State.STARTING,
+            "wanted",
+            "looking for the model's files" if spec.reference else "starting a worker",
         )
         path = Path()
         if spec.reference is not None:
@@ -257,7 +259,7 @@ class Actor:
         self._worker = worker
         ready_at: float | None = None
         try:
-            self._move(State.LOADING, "spawned", "loading", run_id=run_id, pid=worker.pid)
+            self._move(State.LOADING, "spawned", "the worker has started", run_id=run_id, pid=worker.pid)
             spec = LoadSpec(
                 name=self.spec.name,
                 loader=self.spec.loader,
@@ -284,7 +286,7 @@ class Actor:
                     State.DRAINING, "asked", f"{worker.open_calls} requests may finish, {drain_s:g} s at most"
                 )
             elif self.status.state is State.LOADING or ready_at is not None:
-                self._move(State.STOPPING, "asked", "stopping")
+                self._move(State.STOPPING, "asked", "ending the worker")
             await worker.stop(drain_s)
             raise
         finally:
@@ -321,7 +323,7 @@ class Actor:
 
     def _after_stop(self) -> None:
         if self.status.state in (State.DRAINING, State.READY, State.LOADING):
-            self._move(State.STOPPING, "asked", "stopping")
+            self._move(State.STOPPING, "asked", "ending the worker")
         if self.status.state is not State.STOPPED:
             self._move(State.STOPPED, "asked", "unloaded" if not self._wanted else "restarting")
         if not self._wanted:

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import os
+import ssl
+
+import pytest
+
+from modeld.trust import nobody_trusted
+
+
+@pytest.mark.parametrize("before", [None, "/etc/ssl/certs/ca-certificates.crt"])
+def test_a_context_made_inside_trusts_nobody_and_the_environment_comes_back(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """A default context made inside has no authorities; afterwards the variables are as they were."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        if before is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, before)
+    with pytest.raises(RuntimeError, match="on purpose"), nobody_trusted():
+        assert ssl.create_default_context().get_ca_certs() == []
+        raise RuntimeError("on purpose")
+    assert (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")) == (before, before)
