@@ -112,8 +112,9 @@ class Server:
     async def _last_word(self, reason: str) -> None:
         """Fail the open calls with the engine's last words before anything else ends them."""
         self._gone = WorkerDied(reason)
-        for call in list(self._calls):
+        for call, (task, _) in list(self._calls.items()):
             self._fail(call, self._gone)
+            task.cancel()
         self.link.send(m.Dying(reason))
         await self.link.drain()
 
