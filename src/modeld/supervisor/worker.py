@@ -30,7 +30,7 @@ BYE_S = 3.0
 """Seconds a worker has to unload and exit by itself before it gets a signal."""
 
 EXIT_S = 2.0
-"""Seconds between a broken link and the exit that explains it."""
+"""Seconds between a broken link, or a worker's last word, and the exit that must follow it."""
 
 LAST_WORDS = 12
 """Lines of the log that go into a message about a worker's death."""
@@ -45,7 +45,7 @@ class Worker:
         self._ring = ring
         self._runtime_dir = runtime_dir
         self._control: asyncio.Queue[m.ToDaemon] = asyncio.Queue()
-        self._dying: str | None = None
+        self._dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._drained = asyncio.Event()
         self._stopping = False
         self.ended: asyncio.Future[str] = asyncio.ensure_future(self._watch())
@@ -116,7 +116,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether calls may still go in: the link stands and the engine has not been reported dead."""
-        return self._dying is None and not self._caller.closed.done()
+        return not self._dying.done() and not self._caller.closed.done()
 
     @property
     def open_calls(self) -> int:
@@ -171,15 +171,19 @@ class Worker:
     def _on_control(self, message: m.ToDaemon) -> None:
         match message:
             case m.Dying(reason):
-                self._dying = reason
+                if not self._dying.done():
+                    self._dying.set_result(reason)
             case m.Drained():
                 self._drained.set()
             case _:
                 self._control.put_nowait(message)
 
     async def _watch(self) -> str:
-        """Wait for the end of the link or the process, end the other, and tell every open call why."""
-        either: set[asyncio.Future[Any]] = {self._caller.closed, self._process.exited}
+        """Wait for the end of the link or the process, end the other, and tell every open call why.
+
+        A worker whose engine is gone has no work left; one that says so and stays is ended too.
+        """
+        either: set[asyncio.Future[Any]] = {self._caller.closed, self._process.exited, self._dying}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._process.exited.done() and not await self._process.wait(
             EXIT_S if not self._stopping else BYE_S
@@ -190,8 +194,8 @@ class Worker:
             await asyncio.wait({self._caller.closed}, timeout=1.0)
         code = self._process.exited.result()
         broken = self._caller.closed.result() if self._caller.closed.done() else None
-        if self._dying is not None:
-            reason = self._dying
+        if self._dying.done():
+            reason = self._dying.result()
         elif broken is not None:
             reason = f"the worker broke the protocol and was stopped: {broken}"
         else:
