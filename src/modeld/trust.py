@@ -17,7 +17,7 @@ _PLACES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 @contextmanager
 def nobody_trusted() -> Iterator[None]:
-    """While this holds, a default TLS context finds no certificate authorities. Import aiohttp in it, first."""
+    """While this holds, a default TLS context finds no authorities. Make aiohttp's first import in it."""
     before = {name: os.environ.get(name) for name in _PLACES}
     os.environ.update(dict.fromkeys(_PLACES, os.devnull))
     try:
