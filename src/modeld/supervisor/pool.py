@@ -93,7 +93,12 @@ class Pool:
         finally:
             for life in self._lives:  # also when stopping was itself cancelled, or the group never ends
                 life.cancel()
-            await self._group.__aexit__(kind, error, trace)
+            # An error of the body leaves as it is; handed to the group it would come out inside an ExceptionGroup,
+            # and nobody would catch a StartupError any more. Cancellation is the group's own business.
+            if kind is not None and issubclass(kind, asyncio.CancelledError):
+                await self._group.__aexit__(kind, error, trace)
+            else:
+                await self._group.__aexit__(None, None, None)
 
     async def stop(self, drain_s: float) -> None:
         """Stop every model, giving open requests up to `drain_s` seconds; returns when no worker is left."""
