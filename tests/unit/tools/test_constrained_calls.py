@@ -101,9 +101,21 @@ def test_another_envelope() -> None:
 
 def test_an_engine_that_ignores_the_schema_is_parsed_freely() -> None:
     """Where a call was required and the engine wrote its own format, the call still comes out."""
-    answer = f"Sure.\n<tool_call>{CALL}</tool_call>"
-    assert parse(CallParser(Mode.CALLS, TOOLS), [answer]) == ["Sure.", WEATHER_CALL]
-    assert parse(CallParser(Mode.CALLS, TOOLS), ["Only words <tool_call>{"]) == ["Only words <tool_call>{"]
+    parser = CallParser(Mode.CALLS, TOOLS)
+    assert parse(parser, [f"Sure.\n<tool_call>{CALL}</tool_call>"]) == ["Sure.", WEATHER_CALL]
+    assert parser.strayed
+    parser = CallParser(Mode.CALLS, TOOLS)
+    assert parse(parser, ["Only words <tool_call>{"]) == ["Only words <tool_call>{"]
+    assert parser.strayed
+
+
+@BOTH
+@pytest.mark.parametrize("answer", [f'{{"tool_calls": [{CALL}]}}', '{"tool_calls": [{"na', '{"to', ""])
+def test_a_complete_or_a_short_answer_has_not_strayed(mode: Mode, answer: str) -> None:
+    """Straying means that the engine wrote something else, not that it wrote too little."""
+    parser = CallParser(mode, TOOLS)
+    parse(parser, [answer])
+    assert not parser.strayed
 
 
 def test_a_plain_answer_passes_through() -> None:

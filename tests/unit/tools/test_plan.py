@@ -47,7 +47,9 @@ def test_no_calls_wanted_is_plain(facts: TemplateFacts, changes: dict[str, Any])
         False, False, None, False,
     )  # fmt: skip
     assert parse(planned.parser(), [CALL]) == [CALL]
-    assert plan(task(**changes, format=JSON_SCHEMA), facts).schema == OWN
+    own = plan(task(**changes, format=JSON_SCHEMA), facts).schema
+    assert own is not None
+    assert OWN.items() <= own.items()
     assert plan(task(**changes, format=JSON_OBJECT), facts).json_object
 
 
@@ -209,7 +211,7 @@ def tool(name: str = "f", parameters: Any = None) -> FunctionTool:
         (
             {"format": TextFormat(kind="json_schema", name="x", schema={"$ref": "https://example.org/x"})},
             "response_format",
-            "invalid_schema",
+            "invalid_json_schema",
         ),
     ],
 )

@@ -124,15 +124,40 @@ def test_the_tools_own_schema_is_untouched() -> None:
     assert "$schema" not in json.dumps(schema)
 
 
-def test_arguments_are_closed_only_where_the_tool_left_it_open() -> None:
-    """No model can ramble on in arguments nobody named; what the tool says itself stands."""
-    assert arguments(one(tool("f", properties={"x": {}})))["additionalProperties"] is False
+def test_arguments_are_closed_where_the_tool_left_it_open() -> None:
+    """No model can ramble on in arguments nobody named, at any depth; what the tool says itself stands."""
+    inner = {"type": "array", "items": {"properties": {"y": {}}}}
+    found = arguments(one(tool("f", properties={"x": inner})))
+    assert found["additionalProperties"] is False
+    assert found["properties"]["x"]["items"]["additionalProperties"] is False
     assert (
         arguments(one(tool("f", properties={"x": {}}, additionalProperties=True)))["additionalProperties"]
         is True
     )
     assert "additionalProperties" not in arguments(one(tool("f", type="object")))
     assert arguments(one(FunctionTool(name="f")))["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"allOf": [{"properties": {"x": {}}}, {"properties": {"y": {}}}]},
+        {"properties": {"x": {}}, "anyOf": [{"properties": {"y": {}}, "required": ["y"]}]},
+        {
+            "properties": {"x": {"properties": {"a": {}}, "$ref": "#/$defs/T"}},
+            "$defs": {"T": {"properties": {"b": {}}}},
+        },
+    ],
+)
+def test_schemas_that_combine_are_not_closed(parameters: dict[str, Any]) -> None:
+    """Closing one part of a combination would forbid what another part asks for."""
+    assert '"additionalProperties": false' not in json.dumps(arguments(one(tool("f", **parameters))))
+
+
+def test_patterns_no_engine_can_follow_are_left_out() -> None:
+    """A look-around would cost the whole constraint; other patterns stay."""
+    schema = one(tool("f", properties={"x": {"pattern": "^(?!a).*$"}, "y": {"pattern": "^[a-z](?:b|c)$"}}))
+    assert arguments(schema)["properties"] == {"x": {}, "y": {"pattern": "^[a-z](?:b|c)$"}}
 
 
 def test_the_callers_answer_keeps_its_references() -> None:

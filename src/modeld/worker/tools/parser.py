@@ -59,12 +59,18 @@ class CallParser:
         self._sink = CallSink(self._source, index=index, limit=limit)
         self._formats = Formats(self._source, self._sink, tools or {}, envelope)
         self._keep = 0
+        self._strayed = self._cut_off = False
         self._reading = self._read()
 
     @property
     def called(self) -> bool:
         """True when a tool call came out: an answer that ended by itself ended with "tool_calls"."""
         return self._sink.count > 0
+
+    @property
+    def strayed(self) -> bool:
+        """True when a schema had to hold the answer to calls, and the engine wrote something else."""
+        return self._strayed
 
     def feed(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> list[Output]:
         """Take a piece; return what is certain by now.
@@ -93,7 +99,8 @@ class CallParser:
         if self._mode is Mode.PLAIN:
             return
         if self._mode in (Mode.CALLS, Mode.UNION):
-            yield from self._attempt(self._formats.constrained(), patient=False)
+            if not (yield from self._attempt(self._formats.constrained(), patient=False)):
+                self._strayed = self._mode is Mode.CALLS and not self._cut_off
             self._formats.decided = False
         if self._mode is Mode.UNION:
             if self.called:
@@ -145,11 +152,12 @@ class CallParser:
             sink.release()
             behind = source.at
         except Unexpected:
-            if source.exhausted:
+            self._cut_off = source.exhausted
+            if self._cut_off:
                 sink.release()
             sink.flush()
             behind = sink.safe
-            if source.exhausted:
+            if self._cut_off:
                 rest = source.cut(behind, source.end)
                 if self._formats.decided or _LEFTOVER.fullmatch(rest):
                     behind = source.end

@@ -28,7 +28,7 @@ from modeld.worker.tools.checks import check_tools
 from modeld.worker.tools.formats import ENVELOPE
 from modeld.worker.tools.messages import prepare
 from modeld.worker.tools.parser import CallParser, Mode
-from modeld.worker.tools.schemas import MAX_CALLS, calls_schema, envelope_for, union_schema
+from modeld.worker.tools.schemas import MAX_CALLS, answer_schema, calls_schema, envelope_for, union_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def plan(task: ChatTask, facts: TemplateFacts) -> Plan:
             messages=conversation(),
             native_tools=False,
             native_calls=False,
-            schema=form.schema if form.kind == "json_schema" else None,
+            schema=answer_schema(form.schema) if form.kind == "json_schema" else None,
             json_object=form.kind == "json_object",
             parser=_factory(Mode.PLAIN),
         )

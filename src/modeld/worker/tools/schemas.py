@@ -8,6 +8,7 @@ ends; and its first key tells calls from the caller's own JSON.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -21,6 +22,19 @@ Schema: TypeAlias = dict[str, Any]
 MAX_CALLS = 8
 """Most calls in one enforced answer: a small model that loops must come to an end."""
 
+WRITING = {
+    "x-guidance": {
+        "whitespace_flexible": False,
+        "item_separator": ", ",
+        "key_separator": ": ",
+        "coerce_one_of": True,
+        "lenient": True,
+    }
+}
+"""How llguidance (inside some builds of llama.cpp, and vLLM) is to read and write. Without it a small model
+may fill its answer with line breaks, and a "oneOf" or "not" costs the whole constraint, in silence. Other engines
+ignore the key."""
+
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose value maps names to schemas."""
 
@@ -33,6 +47,11 @@ _NESTED = frozenset(
 )
 """Keywords whose value is a schema or a list of schemas; all others hold data, where "$ref" means nothing."""
 
+_COMBINING = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
+_EXCLUDING = frozenset({"allOf", "not", "if", "dependentSchemas", "unevaluatedProperties"})
+_REGEX_LIMITS = re.compile(r"\(\?<?[=!]|\\[1-9]")
+"""Look-around and back references: no grammar of an engine knows them."""
+
 _HOMES = ("$defs", "definitions")
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 
@@ -40,8 +59,12 @@ _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean",
 def calls_schema(tools: Sequence[FunctionTool], *, most: int, envelope: str = ENVELOPE) -> Schema:
     """Return the schema of 1 to `most` calls of these tools. Raises BadRequest for a broken tool schema."""
     definitions: Schema = {}
-    schema = _calls(tools, most, envelope, definitions)
-    return schema | ({"$defs": definitions} if definitions else {})
+    return _document(_calls(tools, most, envelope, definitions), definitions)
+
+
+def answer_schema(answer: Schema | None) -> Schema | None:
+    """Return the caller's own schema as engines are to get it where there are no tools beside it."""
+    return None if answer is None else WRITING | answer
 
 
 def union_schema(tools: Sequence[FunctionTool], *, most: int, envelope: str, answer: Schema | None) -> Schema:
@@ -50,8 +73,8 @@ def union_schema(tools: Sequence[FunctionTool], *, most: int, envelope: str, ans
     calls = _calls(tools, most, envelope, definitions)
     own: Any = {"type": "object"}
     if answer is not None:
-        own = _Embedding(answer, "answer", definitions, "response_format", "invalid_schema").root()
-    return {"anyOf": [calls, own]} | ({"$defs": definitions} if definitions else {})
+        own = _Embedding(answer, "answer", definitions, "response_format", "invalid_json_schema").root()
+    return _document({"anyOf": [calls, own]}, definitions)
 
 
 def envelope_for(answer: Schema | None) -> str:
@@ -61,6 +84,10 @@ def envelope_for(answer: Schema | None) -> str:
     while json.dumps(envelope) in text:
         envelope += "_"
     return envelope
+
+
+def _document(schema: Schema, definitions: Schema) -> Schema:
+    return schema | ({"$defs": definitions} if definitions else {}) | WRITING
 
 
 def _calls(tools: Sequence[FunctionTool], most: int, envelope: str, definitions: Schema) -> Schema:
@@ -86,29 +113,47 @@ def _arguments(tool: FunctionTool, at: int, definitions: Schema) -> Schema:
         return _closed({})
     param = f"tools[{at}].function.parameters"
     code = "invalid_function_parameters"
-    schema = _Embedding(tool.parameters, f"tool{at}", definitions, param, code).root()
-    if not any(key in schema for key in ("$ref", "anyOf", "oneOf", "allOf")):
+    schema = _Embedding(tool.parameters, f"tool{at}", definitions, param, code, close=True).root()
+    if not _COMBINING & schema.keys():
         schema["type"] = "object"
-        if schema.get("properties"):
-            # Every answer that fits this also fits the tool's own schema, and no model can ramble on in
-            # arguments the tool never named.
-            schema.setdefault("additionalProperties", False)
     return schema
+
+
+def _combines(schema: Any) -> bool:
+    """True where closing one object may make another part of the schema impossible to fulfil."""
+    if isinstance(schema, list):
+        return any(_combines(one) for one in schema)
+    if not isinstance(schema, dict):
+        return False
+    if _EXCLUDING & schema.keys() or ("properties" in schema and _COMBINING & schema.keys()):
+        return True
+    return any(_combines(one) for one in schema.values())
 
 
 class _Embedding:
     """Moves one document's schema into another: its definitions go to the new root under their own prefix."""
 
-    def __init__(self, document: Schema, prefix: str, definitions: Schema, param: str, code: str) -> None:
+    def __init__(
+        self,
+        document: Schema,
+        prefix: str,
+        definitions: Schema,
+        param: str,
+        code: str,
+        *,
+        close: bool = False,
+    ) -> None:
         self._document = document
         self._prefix = prefix
         self._definitions = definitions
         self._param = param
         self._code = code
+        self._close = close
 
     def root(self) -> Schema:
         """Return the schema as it stands inside the new document. Raises BadRequest."""
         try:
+            self._close = self._close and not _combines(self._document)
             root: Schema = self._rewritten(self._document)
             for home in _HOMES:
                 for name, schema in root.pop(home, {}).items():
@@ -132,6 +177,8 @@ class _Embedding:
                 raise self._error(f"has the unknown type {kind!r}; known are {', '.join(sorted(_TYPES))}")
         result: Schema = {}
         for key, value in schema.items():
+            if key == "pattern" and isinstance(value, str) and _REGEX_LIMITS.search(value):
+                continue
             if key == "$ref":
                 result[key] = self._target(value)
             elif key in _MAPS:
@@ -144,6 +191,10 @@ class _Embedding:
                 result[key] = [self._rewritten(one) for one in value]
             else:
                 result[key] = self._rewritten(value)
+        if self._close and result.get("properties"):
+            # What fits this also fits the tool's own schema, and no model can ramble on in arguments that
+            # nobody named: some engines let it, where a schema does not speak of more properties.
+            result.setdefault("additionalProperties", False)
         return result
 
     def _target(self, reference: Any) -> str:
