@@ -128,9 +128,7 @@ async def test_it_loads_with_progress_and_tells_the_truth_about_itself(
         assert case.capabilities <= set(loaded.facts.capabilities)
 
 
-async def test_it_serves_streams_and_ends_every_call_in_order(
-    case: Case, demo_gguf: Path, short_dir: Path
-) -> None:
+async def test_it_serves_and_streams_and_ends_in_order(case: Case, demo_gguf: Path, short_dir: Path) -> None:
     """A call's events are pieces, then one Finish per choice, then one Usage; two calls run at once."""
     async with started(case, demo_gguf, short_dir) as loaded:
         for events in await asyncio.gather(*(collect(loaded.worker, case.short) for _ in range(2))):
