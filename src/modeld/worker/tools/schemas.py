@@ -31,9 +31,11 @@ WRITING = {
         "lenient": True,
     }
 }
-"""How llguidance (inside some builds of llama.cpp, and vLLM) is to read and write. Without it a small model
-may fill its answer with line breaks, and a "oneOf" or "not" costs the whole constraint, in silence. Other engines
-ignore the key."""
+"""How llguidance (inside some builds of llama.cpp, and vLLM) is to read and write; other engines ignore it.
+
+Without it a small model may fill its answer with line breaks, and a "oneOf" or "not" costs the whole
+constraint, in silence.
+"""
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose value maps names to schemas."""
