@@ -36,6 +36,9 @@ _log = logging.getLogger("modeld.supervisor")
 CANCEL_LIMIT_S = 10.0
 """Seconds a worker may take to end a cancelled call before it counts as hung and is replaced."""
 
+NOT_RUNNING: dict[str, Any] = {"run_id": None, "pid": None, "bytes_used": 0}
+"""What a status says of a worker that is gone; it goes with the move, so that no READY ever lacks a pid."""
+
 T = TypeVar("T")
 
 
@@ -292,7 +295,6 @@ class Actor:
         finally:
             await worker.stop(0.0)
             self._worker = None
-            self._update(run_id=None, pid=None, bytes_used=0)
 
     async def _after_failure(self, error: ModeldError, *, permanent: bool) -> None:
         message = str(error)
@@ -306,7 +308,7 @@ class Actor:
             self._fail("crash_loop", f"{verdict.reason}; the last one: {message}")
             return
         self._update(restarts=self.status.restarts + 1)
-        self._move(State.BACKOFF, "crashed", f"{message}\n{verdict.reason}")
+        self._move(State.BACKOFF, "crashed", f"{message}\n{verdict.reason}", **NOT_RUNNING)
         try:
             await self._unless_changed(asyncio.sleep(verdict.delay_s))
         except _ChangedMind:
@@ -318,14 +320,15 @@ class Actor:
 
     def _fail(self, cause: str, message: str) -> None:
         self._wanted = False
-        self._move(State.FAILED, cause, message)
+        self._move(State.FAILED, cause, message, **NOT_RUNNING)
         self._fail_waiting(ModelFailed(f"model {self.spec.name!r} failed: {message}", param="model"))
 
     def _after_stop(self) -> None:
         if self.status.state in (State.DRAINING, State.READY, State.LOADING):
             self._move(State.STOPPING, "asked", "ending the worker")
         if self.status.state is not State.STOPPED:
-            self._move(State.STOPPED, "asked", "unloaded" if not self._wanted else "restarting")
+            words = "unloaded" if not self._wanted else "restarting"
+            self._move(State.STOPPED, "asked", words, **NOT_RUNNING)
         if not self._wanted:
             self._fail_waiting(ModelUnavailable(f"model {self.spec.name!r} was unloaded", param="model"))
 
