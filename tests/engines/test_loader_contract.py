@@ -140,7 +140,7 @@ async def test_it_serves_and_streams_and_ends_in_order(case: Case, demo_gguf: Pa
 async def test_cancel_stops_the_engine_within_a_few_steps(
     case: Case, demo_gguf: Path, short_dir: Path
 ) -> None:
-    """After a cancel the call ends at once, and the engine's slot is free long before the answer would end."""
+    """After a cancel the call ends at once, and the slot is free long before the answer would end."""
     async with started(case, demo_gguf, short_dir) as loaded:
         call = loaded.worker.call(case.long, "local")
         while not await call.take(120):
