@@ -1,7 +1,7 @@
 """Server-sent events: framing, and the writer that puts them on the wire.
 
 What parsers of SDKs choke on is never sent: no `id:`, no `retry:`, no event without data. Every event is one
-HTTP chunk; events that are ready together leave in one write to the socket.
+HTTP chunk and one write.
 """
 
 from __future__ import annotations
@@ -66,10 +66,14 @@ class EventWriter:
         transport = self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has left")
+        # An event that reaches the client in two pieces is lost to some parsers, so each is one write of one
+        # HTTP chunk. They still share a system call: the transport gathers what one turn of the loop writes.
         if self._chunked:
-            transport.write(b"".join([b"%x\r\n%b\r\n" % (len(data), data) for data in events]))
+            for data in events:
+                transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         else:
-            transport.write(b"".join(events))
+            for data in events:
+                transport.write(data)
         if transport.get_write_buffer_size():
             await self._drain(transport)
 
