@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modeld.errors import BadRequest, LoadFailed, ModeldError
+from modeld.errors import BadRequest, EngineError, LoadFailed, ModeldError
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
@@ -165,6 +165,10 @@ class LlamaModel:
         if parser is not None:
             for event in parser.finish():
                 await emit(event)
+            if parser.strayed and not parser.called and reason == "stop":
+                raise EngineError(
+                    "the engine did not keep to the JSON schema that forces a tool call, and answered in prose"
+                )
         called = native.called or (parser is not None and parser.called)
         if reason == "length":
             await emit(Finish("length", index))
