@@ -307,8 +307,13 @@ class Actor:
         if isinstance(verdict, restart.GiveUp):
             self._fail("crash_loop", f"{verdict.reason}; the last one: {message}")
             return
-        self._update(restarts=self.status.restarts + 1)
-        self._move(State.BACKOFF, "crashed", f"{message}\n{verdict.reason}", **NOT_RUNNING)
+        self._move(
+            State.BACKOFF,
+            "crashed",
+            f"{message}\n{verdict.reason}",
+            restarts=self.status.restarts + 1,
+            **NOT_RUNNING,
+        )
         try:
             await self._unless_changed(asyncio.sleep(verdict.delay_s))
         except _ChangedMind:
