@@ -167,7 +167,7 @@ class LlamaModel:
                 await emit(event)
             if parser.strayed and not parser.called and reason == "stop":
                 raise EngineError(
-                    "the engine did not keep to the JSON schema that forces a tool call, and answered in prose"
+                    "the engine did not keep to the schema that forces a tool call, and answered in prose"
                 )
         called = native.called or (parser is not None and parser.called)
         if reason == "length":
