@@ -78,9 +78,7 @@ class WorkerLink:
 
     def load(self, loader: str = "fake", **options: Any) -> None:
         """Ask for a load."""
-        self.caller.send(
-            m.Load(m.LoadSpec("m", loader, "generate", "/nowhere", "/nowhere", options=options))
-        )
+        self.caller.send(m.Load(m.LoadSpec("m", loader, "generate", "/nowhere", "/nowhere", options=options)))
 
     async def loaded(self, loader: str = "fake", **options: Any) -> m.Facts:
         """Ask for a load and wait until the model is ready."""

@@ -46,9 +46,7 @@ def spec(name: str = "m", *, footprint: int | None = 0, **fields: Any) -> ModelS
     known = {"reference", "start_timeout_s", "max_queue", "max_ongoing"}
     own = {key: value for key, value in fields.items() if key in known}
     script = {key: value for key, value in fields.items() if key not in known}
-    return ModelSpec(
-        name, "generate", "fake", own.pop("reference", None), script, footprint=footprint, **own
-    )
+    return ModelSpec(name, "generate", "fake", own.pop("reference", None), script, footprint=footprint, **own)
 
 
 def actor(pool: Pool, name: str = "m") -> Actor:
@@ -62,11 +60,17 @@ async def until(pool: Pool, state: State, name: str = "m", *, now: bool = True) 
         return await actor(pool, name).until(lambda status: status.state is state, now=now)
 
 
+async def until_restarted(pool: Pool, count: int, name: str = "m") -> Status:
+    """Wait until a model is READY again after its crash number `count`."""
+    async with asyncio.timeout(WAIT_S):
+        return await actor(pool, name).until(
+            lambda status: status.state is State.READY and status.restarts == count
+        )
+
+
 def states(pool: Pool, name: str = "m") -> list[str]:
     """Return the states a model has moved to so far, in order."""
-    return [
-        str(event.state) for event in pool.feed.recent() if event.kind == "state" and event.model == name
-    ]
+    return [str(event.state) for event in pool.feed.recent() if event.kind == "state" and event.model == name]
 
 
 def ask(
@@ -93,6 +97,12 @@ async def read(stream: Stream) -> list[Event]:
         while (events := await stream.take(None)) is not None:
             got += events
     return got
+
+
+async def answer(stream: Stream) -> list[Event]:
+    """Do a whole request: enter, read to the end, leave."""
+    with stream:
+        return await read(stream)
 
 
 async def read_until_error(stream: Stream, got: list[Event]) -> None:

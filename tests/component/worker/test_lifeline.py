@@ -47,6 +47,15 @@ def test_a_program_that_cannot_be_started_says_why() -> None:
 def test_a_child_whose_parent_has_gone_does_not_begin() -> None:
     """Tied to a pid that is not its parent, the command never runs."""
     here = Path(lifeline.__file__)
-    command = [sys.executable, "-I", "-S", str(here), str(os.getpid() + 1), sys.executable, "-c", "print('ran')"]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(here),
+        str(os.getpid() + 1),
+        sys.executable,
+        "-c",
+        "print('ran')",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

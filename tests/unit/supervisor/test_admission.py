@@ -77,9 +77,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule(priority=st.sampled_from(Priority))
     def arrive(self, priority: Priority) -> None:
-        now = Situation(
-            "m", State.READY, True, self.holding, self.slots, len(self.waiting), self.max_queue
-        )
+        now = Situation("m", State.READY, True, self.holding, self.slots, len(self.waiting), self.max_queue)
         verdict = decide(now)
         if verdict is Verdict.GRANT:
             self.holding += 1
