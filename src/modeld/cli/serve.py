@@ -92,7 +92,9 @@ async def _show(running: Running) -> None:
         print(f"  {status.name}: {status.state}" + ("" if status.state is State.READY else f" - {first}"))
     ready = [status for status in statuses if status.state is State.READY and status.usecase == "generate"]
     if ready:
-        body = f'{{"model": "{ready[0].name}", "messages": [{{"role": "user", "content": "Say hello"}}]}}'
+        # Small models ramble: without a limit the first answer could take a minute.
+        messages = '[{"role": "user", "content": "Say hello"}]'
+        body = f'{{"model": "{ready[0].name}", "max_tokens": 40, "messages": {messages}}}'
         key = " -H 'Authorization: Bearer YOUR_KEY'" if running.keyed else ""
         print("Try it:")
         url = f"{running.address}/v1/chat/completions"
