@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
+
+import openai
 import pytest
 
 from tests.conformance.python_sdk import Sdk
@@ -165,3 +168,15 @@ async def test_leaving_a_stream_stops_the_engine(sdk: Sdk, daemon: Daemon) -> No
     for request_id in ids:
         assert "status=499" in await daemon.line(request_id)
     assert (await sdk.chat(**{**COLOUR, "max_tokens": 1})).choices
+
+
+async def test_giving_up_on_a_plain_answer_stops_the_engine(sdk: Sdk, daemon: Daemon) -> None:
+    """A client whose own time limit passes leaves no request behind either; the log has it under the client's
+    id.
+    """
+    mine = f"mine-{secrets.token_hex(4)}"
+    body = {**COLOUR, "max_tokens": LONG, "extra_body": {"ignore_eos": True}}
+    with pytest.raises(openai.APITimeoutError):
+        await sdk.chat(**body, timeout=1.0, extra_headers={"x-request-id": mine})
+    await daemon.until_idle("plain", within=30.0)
+    assert "status=499" in await daemon.line(mine)
