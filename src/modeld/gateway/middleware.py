@@ -47,8 +47,7 @@ class Edge:
         gateway = self._gateway
         exchange = Exchange(RequestId(new_id("req_")), gateway.clock.monotonic(), _endpoint(request))
         request[KEY] = exchange
-        gauge = gateway.metrics.requests_in_progress.labels(exchange.endpoint)
-        gauge.inc()
+        gateway.metrics.request_started(exchange.endpoint)
         try:
             response = await self._answer(request, exchange, handler)
             if exchange.outcome is None:
@@ -59,7 +58,6 @@ class Edge:
             exchange.outcome = CLIENT_CLOSED if _gone(request) else 503
             raise
         finally:
-            gauge.dec()
             self._record(request, exchange)
 
     async def stamp(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -127,16 +125,17 @@ class Edge:
     def _record(self, request: web.Request, exchange: Exchange) -> None:
         metrics, now = self._gateway.metrics, self._gateway.clock.monotonic()
         model, endpoint, outcome = exchange.model, exchange.endpoint, exchange.outcome or 0
-        metrics.requests.labels(model, endpoint, str(outcome)).inc()
-        metrics.request_seconds.labels(model, endpoint).observe(now - exchange.started)
-        if exchange.first_event is not None:
-            metrics.first_token_seconds.labels(model).observe(exchange.first_event - exchange.started)
-        if exchange.chunks:
-            metrics.stream_chunks.labels(model).inc(exchange.chunks)
-        if exchange.usage is not None:
-            metrics.prompt_tokens.labels(model).inc(exchange.usage.prompt_tokens)
-            metrics.cached_tokens.labels(model).inc(exchange.usage.cached_tokens)
-            metrics.completion_tokens.labels(model).inc(exchange.usage.completion_tokens)
+        metrics.request_ended(model=model, endpoint=endpoint, status=outcome, seconds=now - exchange.started)
+        if (first := exchange.first_event) is not None:
+            usage = exchange.usage
+            metrics.call_ended(
+                model=model,
+                first_token_s=first - exchange.started,
+                chunks=exchange.chunks,
+                prompt_tokens=usage.prompt_tokens if usage else 0,
+                cached_tokens=usage.cached_tokens if usage else 0,
+                completion_tokens=usage.completion_tokens if usage else 0,
+            )
         if outcome == CLIENT_CLOSED:
             metrics.client_disconnects.labels(model, endpoint).inc()
         # Scrapes and probes come every few seconds; only who looks for them wants a line.

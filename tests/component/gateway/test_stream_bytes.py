@@ -31,7 +31,7 @@ async def test_one_http_chunk_for_each_event_and_the_end_at_once(serve: Serve) -
 
 
 async def test_events_that_come_together_still_have_their_own_chunks(serve: Serve) -> None:
-    """A burst from the engine is one write to the socket, and yet one HTTP chunk per event."""
+    """A burst from the engine is still one HTTP chunk per event, in order."""
     burst: list[Event] = [Text(f" {at}") for at in range(500)]
     script: list[Answer] = [burst, [Finish("stop")], [Usage(prompt_tokens=1, completion_tokens=500)], None]
     gateway = await serve(FakePool(answer=lambda _name, _task: list(script)))
