@@ -68,7 +68,8 @@ class WorkerLink:
 
     async def said(self, kind: type[T]) -> T:
         """Wait for the first control message of a kind."""
-        return await self.until(lambda: next((it for it in self.control if isinstance(it, kind)), None))  # type: ignore[return-value]
+        await self.until(lambda: any(isinstance(message, kind) for message in self.control))
+        return next(message for message in self.control if isinstance(message, kind))
 
     async def closed(self) -> Any:
         """Wait for the link's end and return why."""

@@ -93,8 +93,8 @@ class Pool:
         finally:
             for life in self._lives:  # also when stopping was itself cancelled, or the group never ends
                 life.cancel()
-            # An error of the body leaves as it is; handed to the group it would come out inside an ExceptionGroup,
-            # and nobody would catch a StartupError any more. Cancellation is the group's own business.
+            # An error of the body leaves as it is; handed to the group it would come out inside an
+            # ExceptionGroup, and nobody would catch a StartupError any more. Cancellation is the group's own.
             if kind is not None and issubclass(kind, asyncio.CancelledError):
                 await self._group.__aexit__(kind, error, trace)
             else:

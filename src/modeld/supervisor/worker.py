@@ -131,7 +131,7 @@ class Worker:
             if self._caller.open_calls and drain_s > 0:
                 await self._until_drained(drain_s)
             if self._caller.open_calls:
-                cut = WorkerDied("the model was stopped before the request had finished", code="model_stopped")
+                cut = WorkerDied("the model was stopped before the request had ended", code="model_stopped")
                 for call in self._caller.calls():
                     call.abort(cut)
                 await self._until_drained(CANCEL_S)

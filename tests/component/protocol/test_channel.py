@@ -88,7 +88,7 @@ async def test_a_slow_readers_text_merges_on_the_way(ends: Ends) -> None:
 
 
 async def test_credit_goes_back_as_the_reader_takes(ends: Ends) -> None:
-    """What the reader took comes back as Credit in steps of at least CREDIT_STEP bytes, none for what waits."""
+    """What the reader took comes back as Credit in steps of CREDIT_STEP bytes or more; what waits not."""
     call = ends.caller.call(TASK, "local")
     await ends.seen_by_worker(1)
     half = ends.worker.send(m.Emit(call.id, Text("x" * (CREDIT_STEP // 2))))

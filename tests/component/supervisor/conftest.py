@@ -36,6 +36,7 @@ QUICK = RestartPolicy(budget=2, base_s=0.01, cap_s=0.02)
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run the tests of this folder on uvloop, those of whole lives on asyncio's loop too."""
     # The daemon runs on uvloop. What starts and ends processes is tried on asyncio's own loop too.
     both = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
     return both if "test_life" in item.nodeid else {"uvloop": uvloop.new_event_loop}
@@ -113,6 +114,7 @@ async def read_until_error(stream: Stream, got: list[Event]) -> None:
 
 
 async def no_resolve(reference: str, report: Callable[[str, float | None], None]) -> Path:
+    """Fail: for models that have no reference."""
     raise AssertionError("this model reads no file")
 
 

@@ -115,10 +115,10 @@ async def test_a_crash_costs_its_own_requests_only(pools: Pools) -> None:
 
 
 async def test_a_request_in_the_moment_of_death_waits_for_the_next_life(pools: Pools) -> None:
-    """A request that arrives when the link has broken and nobody has said so yet is served after the restart."""
+    """A request that arrives between the death and its discovery is served after the restart."""
     async with pools(spec(reply="fine")) as pool:
-        worker = actor(pool).worker() if (await pool.load("m")) else None
-        assert worker is not None
+        await pool.load("m")
+        worker = actor(pool).worker()
         os.kill(worker.pid, signal.SIGKILL)
         async with asyncio.timeout(WAIT_S):
             await asyncio.wait({worker._caller.closed})
@@ -131,9 +131,8 @@ async def test_a_request_in_the_moment_of_death_waits_for_the_next_life(pools: P
 async def test_a_crash_loop_ends_in_failed_with_the_reason(pools: Pools) -> None:
     """More crashes than the budget are the end: FAILED with the count, the exit code and the last words."""
     async with pools(spec(load_crash=True), policy=QUICK) as pool:
-        with ask(pool) as stream:  # may wait, until it is known that it waits in vain
-            with pytest.raises(ModelFailed) as caught:
-                await read(stream)
+        with ask(pool) as stream, pytest.raises(ModelFailed) as caught:
+            await read(stream)  # it waits, until it is known that it waits in vain
         status = pool.status("m")
         assert (status.state, status.cause, status.restarts) == (State.FAILED, "crash_loop", 2)
         assert "3 crashes within 600 s, 2 are allowed" in status.message

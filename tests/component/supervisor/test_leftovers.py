@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -104,8 +105,8 @@ async def test_a_damaged_record_ends_nothing(
 async def test_nothing_left_is_nothing_to_do(tmp_path: Path) -> None:
     """A folder that is not there, or a record of a process long gone, is no error."""
     assert await leftovers.reap(tmp_path / "missing") == []
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        pass
+    gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await gone.wait()
     _record(tmp_path / "workers", gone.pid, 1.0)
     assert await leftovers.reap(tmp_path / "workers") == []
 

@@ -109,7 +109,7 @@ async def test_minds_may_change_in_one_breath(pools: Pools) -> None:
     async with pools(spec()) as pool:
         async with asyncio.timeout(WAIT_S):
             await pool.load("m")
-            stopped, loaded = await asyncio.gather(pool.unload("m"), pool.load("m"))
+            _, loaded = await asyncio.gather(pool.unload("m"), pool.load("m"))
             assert loaded.state is State.READY
             assert states(pool)[-5:] == ["stopping", "stopped", "starting", "loading", "ready"]
             _, status = await asyncio.gather(pool.unload("m"), pool.restart("m"))
@@ -166,7 +166,7 @@ SLOW = RestartPolicy(base_s=1000.0, cap_s=1000.0)
 
 @pytest.mark.parametrize("state", SITUATIONS)
 async def test_unload_works_in_every_state(pools: Pools, state: State) -> None:
-    """Unloading returns in whatever state the model is, no process is left, and it can be loaded for again."""
+    """Unloading returns in whatever state the model is, leaves no process, and may be taken back."""
     big = spec("big", footprint=CAPACITY // 2 + 1)
     async with pools([big, SITUATIONS[state]], resolve=_never, policy=SLOW) as pool:
         await until(pool, State.READY, "big")
@@ -197,10 +197,14 @@ async def test_leaving_the_pool_leaves_nothing_in_any_state(pools: Pools, state:
 async def test_an_error_inside_the_pool_leaves_nothing_either(pools: Pools, state: State) -> None:
     """An exception in the pool's body ends every worker and goes on as it was."""
     big = spec("big", footprint=CAPACITY // 2 + 1)
-    with pytest.raises(ZeroDivisionError):
+
+    async def fail() -> None:
         async with pools([big, SITUATIONS[state]], resolve=_never, policy=SLOW) as pool:
             await until(pool, state)
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
 
 
 async def test_a_pool_left_at_once_leaves_nothing(pools: Pools) -> None:
@@ -263,8 +267,12 @@ async def test_a_start_that_is_cancelled_half_way_leaves_no_process(
         return process
 
     monkeypatch.setattr(WorkerProcess, "start", tell)
-    with pytest.raises(ZeroDivisionError):
+
+    async def fail() -> None:
         async with pools(spec()):
             async with asyncio.timeout(WAIT_S):
                 await started.wait()
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()

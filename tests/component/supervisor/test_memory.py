@@ -18,7 +18,7 @@ GIB = 1 << 30
 async def test_a_model_that_can_never_fit_fails_with_the_numbers(pools: Pools) -> None:
     """More than the machine may ever give is FAILED at once, both sizes named, and no process is started."""
     async with pools(spec(footprint=30 * GIB), capacity=20 * GIB) as pool:
-        with pytest.raises(ModelFailed, match="needs 30.0 GiB"):
+        with pytest.raises(ModelFailed, match=r"needs 30\.0 GiB"):
             await answer(ask(pool))
         status = await until(pool, State.FAILED)
         assert status.cause == "does_not_fit"

@@ -62,8 +62,9 @@ async def test_the_drain_limit_cuts_requests_off_with_an_error(pools: Pools) -> 
         with ask(pool) as stream:
             await first(stream)
             unloading = asyncio.ensure_future(pool.unload("m"))
-            with pytest.raises(WorkerDied, match="stopped before the request had finished"):
+            with pytest.raises(WorkerDied, match="stopped before the request had ended") as caught:
                 await read(stream)
+            assert caught.value.code == "model_stopped"
             assert (await unloading).state is State.STOPPED
         assert states(pool)[-3:] == ["draining", "stopping", "stopped"]
 
@@ -151,7 +152,7 @@ async def test_a_worker_stuck_in_a_call_does_not_stop_the_ladder(pools: Pools, q
 
 
 async def test_a_worker_that_ignores_a_cancelled_call_is_replaced(pools: Pools, quick_ladder: None) -> None:
-    """A cancelled call that goes on makes its worker hung: it is killed, the log says why, a new one serves."""
+    """A cancelled call that goes on means a hung worker: it is killed, the log says why, a new one serves."""
     async with pools(spec(ignore_cancel=True, hang_after=1)) as pool:
         old = await pool.load("m")
         with ask(pool) as stream:
@@ -175,7 +176,7 @@ async def test_a_cancelled_request_frees_its_slot_when_the_worker_has_stopped(po
 
 
 async def test_abandoning_kills_at_once(pools: Pools) -> None:
-    """The second signal's way: workers are killed, requests get errors, and stopping has nothing to wait for."""
+    """The second signal's way: workers are killed, requests get errors, stopping waits for nothing."""
     async with pools([spec("a", hang_after=1, ignore_term=True), spec("b", load_hang=True)]) as pool:
         await pool.load("a")
         await until(pool, State.LOADING, "b")

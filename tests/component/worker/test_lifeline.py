@@ -13,7 +13,8 @@ from modeld.worker import lifeline
 CHAIN = """
 import subprocess, sys
 from modeld.worker.lifeline import tied
-child = subprocess.Popen(tied([sys.executable, "-c", "print('up', flush=True); input()"]), stdin=subprocess.PIPE)
+command = tied([sys.executable, "-c", "print('up', flush=True); input()"])
+child = subprocess.Popen(command, stdin=subprocess.PIPE)
 print(child.pid, flush=True)
 input()
 """

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,18 +85,18 @@ async def test_a_failure_is_the_calls_own(program: WorkerProgram) -> None:
     """An engine error fails its call after the events before it; the worker serves on."""
     await program.loaded(fail_after=2)
     call = program.caller.call(chat(), "local")
-    assert text_of(await _until_error(call)) == "tok0 tok1 "
+    got: list[Event] = []
+    with pytest.raises(EngineError, match="scripted failure after 2 tokens"):
+        await _read_into(got, call)
+    assert text_of(got) == "tok0 tok1 "
     assert [type(it) for it in program.answers] == [m.Failed]
     call = program.caller.call(chat(max_tokens=1), "local")
     assert text_of(await rest(call)) == "tok0 "
 
 
-async def _until_error(call: OpenCall) -> list[Event]:
-    got: list[Event] = []
-    with pytest.raises(EngineError, match="scripted failure after 2 tokens"):
-        while (events := await call.take(WAIT_S)) is not None:
-            got += events
-    return got
+async def _read_into(got: list[Event], call: OpenCall) -> None:
+    while (events := await call.take(WAIT_S)) is not None:
+        got += events
 
 
 async def test_a_call_before_ready_is_refused(program: WorkerProgram) -> None:
@@ -137,7 +138,7 @@ async def test_drain_without_calls_is_answered_at_once(program: WorkerProgram) -
 
 @pytest.mark.parametrize("options", [{}, {"load_hang": True}], ids=["serving", "loading"])
 async def test_bye_ends_it_with_open_calls_and_during_a_load(
-    program: WorkerProgram, options: dict[str, bool]
+    program: WorkerProgram, options: dict[str, Any]
 ) -> None:
     """Bye is obeyed at any time: the exit code is 0."""
     if options:

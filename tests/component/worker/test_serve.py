@@ -166,7 +166,7 @@ async def test_a_reader_never_waits_for_a_worker_that_waits_for_credit(start: St
 
 
 async def test_every_call_is_answered_exactly_once_however_cancel_and_end_cross(start: Start) -> None:
-    """A cancel before the first step, at any step, or at the end: one Ended or Failed, never two, never none."""
+    """A cancel before the first step, at any step, or at the end: exactly one Ended or Failed."""
 
     async def run(task: Task, emit: Emit) -> None:
         assert task.sampling.max_tokens is not None
@@ -220,7 +220,7 @@ async def test_cancel_reaches_the_running_call_and_no_other(start: Start) -> Non
 async def test_an_exception_that_is_not_ours_fails_the_call_only(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A defect in a loader is an internal error of that call, its traceback in the log, and no end of the worker."""
+    """A defect in a loader is that call's internal error, its traceback in the log; the worker goes on."""
 
     async def run(task: Task, emit: Emit) -> None:
         raise ZeroDivisionError("in the loader")
@@ -268,7 +268,7 @@ async def test_a_call_that_feels_the_death_first_still_tells_how_it_came(start: 
 
 
 async def test_a_call_that_crosses_with_the_death_may_be_tried_elsewhere(start: Start) -> None:
-    """A call that arrives after the engine's death fails with WorkerDied, not as if the model were unloaded."""
+    """A call that arrives after the engine's death fails with WorkerDied, not as if it were unloaded."""
     closing = asyncio.Event()
 
     async def run(task: Task, emit: Emit) -> None:

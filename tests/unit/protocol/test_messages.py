@@ -17,7 +17,7 @@ def _all(root: type[errors.ModeldError]) -> list[type[errors.ModeldError]]:
     return [root, *(found for sub in root.__subclasses__() for found in _all(sub))]
 
 
-CLASSES = _all(errors.ModeldError)
+CLASSES = [cls for cls in _all(errors.ModeldError) if cls.__module__ == errors.__name__]
 
 
 def _over_the_wire(error: BaseException) -> errors.ModeldError:

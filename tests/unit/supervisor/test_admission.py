@@ -24,7 +24,7 @@ situations = st.builds(
 
 @given(situations)
 def test_admission_is_total_and_keeps_the_rules(now: Situation) -> None:
-    """In every situation there is one answer: no grant without a free slot, no wait without a place or hope."""
+    """Each situation has one answer: no grant without a free slot, no wait without a place or hope."""
     match decide(now):
         case Verdict.GRANT:
             assert now.state is State.READY

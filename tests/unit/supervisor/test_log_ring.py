@@ -46,7 +46,7 @@ def test_the_ring_is_bounded_in_both_directions() -> None:
 
 
 def test_the_tail_is_of_this_life_only() -> None:
-    """After a new life has begun, the last words of the one before are not quoted, nor is its unfinished line."""
+    """In a new life the last words of the one before are not quoted, nor is its unfinished line."""
     clock = FakeClock()
     ring = LogRing(clock)
     ring.feed(b"old 1\nold 2\nold, unfinished")

@@ -68,7 +68,7 @@ def test_ledgers_are_values(name: str, size: int, other: int, capacity: int) -> 
 
 
 def test_the_owners_figure_goes_before_the_estimate() -> None:
-    """An explicit footprint is taken as it is, also 0; without one it is the file and the engine's overhead."""
+    """An explicit footprint is taken as it is, also 0; without one: the file and the engine's overhead."""
     assert footprint(0, 5 * GIB) == 0
     assert footprint(3 * GIB, 5 * GIB) == 3 * GIB
     assert footprint(None, 5 * GIB) == 5 * GIB + OVERHEAD
