@@ -253,6 +253,8 @@ async def test_reasoning_comes_apart_from_the_answer(daemon: Daemon) -> None:
     }
     _, thinking = await ask(daemon, {**body, "chat_template_kwargs": {"enable_thinking": True}})
     assert thinking["choices"][0]["message"]["reasoning_content"]
+    counted = thinking["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < counted <= thinking["usage"]["completion_tokens"]
     _, silent = await ask(daemon, {**body, "chat_template_kwargs": {"enable_thinking": False}})
     assert not silent["choices"][0]["message"].get("reasoning_content")
     assert silent["choices"][0]["message"]["content"]

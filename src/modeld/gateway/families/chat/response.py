@@ -56,10 +56,10 @@ class ChatChunks:
             return []
         return [sse_frame(self._head + b'],"usage":', dumps(usage_body(self.usage)), b"}")]
 
-    def _open(self, index: int, out: list[bytes]) -> bytes:
-        """Begin a choice: its first chunk carries the role."""
+    def _open(self, index: int, out: list[bytes], content: str | None = "") -> bytes:
+        """Begin a choice: its first chunk carries the role; `content` is null before a tool call."""
         head = self._before[index] = b"data: " + self._head + b'{"index":%d,"delta":{"content":' % index
-        out.append(self._delta(index, {"role": "assistant", "content": ""}))
+        out.append(self._delta(index, {"role": "assistant", "content": content}))
         return head
 
     def _delta(
@@ -75,7 +75,7 @@ class ChatChunks:
     def _other(self, event: Event, out: list[bytes]) -> None:
         assert not isinstance(event, Usage)
         if event.index not in self._before:
-            self._open(event.index, out)
+            self._open(event.index, out, None if isinstance(event, ToolCallDelta) else "")
         match event:
             case Reasoning():
                 if event.text:

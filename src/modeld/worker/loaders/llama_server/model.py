@@ -69,12 +69,13 @@ class LlamaModel:
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from None
             usages = [choice.result() for choice in choices]
-        first = usages[0]
+        first = usages[0][0]
         await emit(
             Usage(
                 first.prompt_tokens,
-                sum(usage.completion_tokens for usage in usages),
+                sum(usage.completion_tokens for usage, _ in usages),
                 first.prompt_tokens_details.cached_tokens if first.prompt_tokens_details else 0,
+                sum(thoughts for _, thoughts in usages),
             )
         )
 
@@ -137,16 +138,18 @@ class LlamaModel:
         planned: Plan | None,
         emit: Emit,
         prefix: str = "",
-    ) -> EngineUsage:
+    ) -> tuple[EngineUsage, int]:
         request = {**translate.streaming(task, index), **body}
         parser = planned.parser(index) if planned is not None else None
         native = translate.NativeCalls(index)
-        usage, reason = EngineUsage(), "stop"
+        usage, reason, thoughts = EngineUsage(), "stop", 0
         if prefix:
             await emit(Text(prefix, index))
         async for chunk in self._client.stream(path, request):
             for choice in chunk.choices:
                 delta = choice.delta
+                # The engine does not count these tokens; it sends them one by one.
+                thoughts += bool(delta.reasoning_content)
                 if delta.reasoning_content or delta.tool_calls:
                     for event in native.events(delta):
                         await emit(event)
@@ -174,7 +177,7 @@ class LlamaModel:
             await emit(Finish("length", index))
         else:
             await emit(Finish("tool_calls" if called else "stop", index))
-        return usage
+        return usage, min(thoughts, usage.completion_tokens)
 
 
 async def start(spec: LoadSpec, report: Report) -> LlamaModel:
