@@ -45,7 +45,7 @@ def test_models_are_read_at_each_scrape() -> None:
         'modeld_model_memory_bytes{model="a"} 7.0',
     ):
         assert line in text
-    assert "loading" not in text
+    assert 'state="loading"' not in text
 
 
 def test_a_call_without_usage_makes_no_token_series() -> None:
