@@ -9,6 +9,10 @@ from modeld.supervisor.states import State
 LINE_STEP = 0.1
 """A plain line each time a model's progress has grown by this share, and at each new stage or state."""
 
+NAME_WIDTH = 24
+BAR_WIDTH = 16
+"""Columns of a terminal for a model's name and its bar; the rest of the line is for words."""
+
 SETTLED = frozenset({State.READY, State.FAILED, State.STOPPED})
 
 
@@ -47,16 +51,17 @@ async def show_lines(pool: Pool) -> None:
 
 async def show_bars(pool: Pool) -> None:
     """Draw a bar for each model until every one has settled."""
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+    from rich.table import Column
 
     columns = (
-        TextColumn("{task.fields[model]}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[model]}", table_column=Column(no_wrap=True, max_width=NAME_WIDTH)),
+        BarColumn(bar_width=BAR_WIDTH, table_column=Column(min_width=BAR_WIDTH)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1)),
     )
     bars: dict[str, TaskID] = {}
-    with pool.feed.subscribe(replay=True) as events, Progress(*columns, transient=True) as progress:
+    bar = Progress(*columns, transient=True, expand=True)
+    with pool.feed.subscribe(replay=True) as events, bar as progress:
         while not _all_settled(pool):
             event = await anext(events)
             if not event.model:

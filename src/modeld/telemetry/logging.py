@@ -41,7 +41,7 @@ def setup(format: Format = "console", level: Level = "info", *, stream: TextIO |
         raise UsageError(f"log format {format!r} is not one of {', '.join(get_args(Format))}")
     if level not in get_args(Level):
         raise UsageError(f"log level {level!r} is not one of {', '.join(get_args(Level))}")
-    handler = _Handler(stream or sys.stderr)
+    handler = _Handler(stream)
     handler.setFormatter(JsonFormatter() if format == "json" else ConsoleFormatter())
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _Handler)]:
@@ -62,7 +62,24 @@ def redact(secret: str) -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that `setup` can tell it from a test runner's."""
+    """Ours, so that `setup` can tell it from a test runner's.
+
+    Without a stream of its own it writes to what `sys.stderr` is at that moment: while bars are drawn, that
+    puts lines above them.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._own = stream
+        super().__init__(stream)
+
+    @property
+    def stream(self) -> TextIO:
+        """Where lines go now."""
+        return self._own or sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        """The base class assigns it once; there is nothing to keep."""
 
 
 class _Redacting(logging.Formatter):
