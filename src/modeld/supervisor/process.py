@@ -46,21 +46,32 @@ class WorkerProcess:
         `records` is the folder in which a living worker's pid and start time stand, for `leftovers`.
         """
         with sock:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "modeld.worker",
-                "--fd",
-                str(sock.fileno()),
-                "--parent",
-                str(os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(sock.fileno(),),
-                start_new_session=True,
-                env=None if env is None else dict(env),
+            spawning = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "modeld.worker",
+                    "--fd",
+                    str(sock.fileno()),
+                    "--parent",
+                    str(os.getpid()),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    pass_fds=(sock.fileno(),),
+                    start_new_session=True,
+                    env=None if env is None else dict(env),
+                )
             )
+            try:
+                process = await asyncio.shield(spawning)
+            except asyncio.CancelledError:
+                # A spawn that is cancelled half-way leaves a child that nobody waits for.
+                with contextlib.suppress(OSError):
+                    process = await spawning
+                    process.kill()
+                    await process.wait()
+                raise
         record = records / str(process.pid)
         started = host.started_at(process.pid)
         try:
