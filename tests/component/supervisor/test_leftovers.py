@@ -17,8 +17,8 @@ from modeld.supervisor.process import sweep
 
 ENGINE = (
     "import subprocess, sys\n"
-    "inner = subprocess.Popen([sys.executable, '-c', 'print(flush=True); input()'],"
-    " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+    "code = 'import time; print(flush=True); time.sleep(1000)'\n"
+    "inner = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE)\n"
     "inner.stdout.readline()\n"
     "print(inner.pid, flush=True)\n"
     "sys.stdin.read()\n"

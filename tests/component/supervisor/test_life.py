@@ -254,6 +254,21 @@ async def test_a_start_that_fails_half_way_leaves_no_process(pools: Pools, short
         assert our_workers() == []
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_spawn_that_is_cancelled_leaves_no_process(pools: Pools, turns: int) -> None:
+    """A pool left at any step of a worker's spawning ends that worker and waits for its end."""
+
+    async def fail() -> None:
+        async with pools(spec()) as pool:
+            await until(pool, State.STARTING)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+
+
 async def test_a_start_that_is_cancelled_half_way_leaves_no_process(
     pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
