@@ -161,13 +161,18 @@ async def cancel_part(daemon: Daemon, ours: Target) -> None:
 async def gateway_part(folder: Path) -> None:
     """Tokens and requests per second with the scripted loader; memory, CPU, start, cancel."""
     config = {
-        "models": [fake("f", tokens=200), fake("short", tokens=8)],
+        "models": [
+            fake("f", tokens=200),
+            fake("short", tokens=8),
+            fake("endless", tokens=10**6, token_delay=0.005),
+        ],
         "allow_fake": True,
         "log": {"level": "warning"},
     }
     async with running(folder, config) as daemon:
         await daemon.until("f", "ready")
         await daemon.until("short", "ready")
+        await daemon.until("endless", "ready")
         process = psutil.Process(daemon.pid)
         say("idle daemon, resident", f"{process.memory_info().rss / 1e6:.1f} MB")
         process.cpu_percent()
@@ -196,6 +201,32 @@ async def gateway_part(folder: Path) -> None:
         answered = sum(await asyncio.gather(*(hammer(target, plain, 4.0) for _ in range(16))))
         say("plain requests/s (8 tokens, 16 connections)", f"{answered / (time.perf_counter() - began):,.0f}")
         say("after the load, resident", f"{process.memory_info().rss / 1e6:.1f} MB")
+        await worker_cancel_part(daemon, target)
+
+
+async def worker_cancel_part(daemon: Daemon, target: Target) -> None:
+    """Leave streams of the scripted model; time until modeld counts the slot as free."""
+    freed: list[float] = []
+    connector = aiohttp.UnixConnector(str(daemon.state_dir / "admin.sock"))
+    async with aiohttp.ClientSession("http://admin", connector=connector) as session:
+        for _ in range(30):
+            reader, writer = await target.connect()
+            writer.write(_chat("endless", stream=True))
+            while b"tok" not in await reader.read(1 << 16):
+                pass
+            left = time.perf_counter()
+            writer.transport.abort()
+            while True:
+                async with session.get("/status") as response:
+                    models = (await response.json())["models"]
+                if not any(model["in_flight"] for model in models):
+                    break
+            freed.append(time.perf_counter() - left)
+    say(
+        "client gone -> slot free, scripted model",
+        f"{statistics.median(freed) * 1000:.1f} ms",
+        "seen by polling",
+    )
 
 
 async def start_part(folder: Path) -> None:
