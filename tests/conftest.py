@@ -11,6 +11,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.harness.models import demo_model
+
 # Two shared cores: a slow example says nothing about the code.
 hypothesis.settings.register_profile("modeld", deadline=None)
 hypothesis.settings.load_profile("modeld")
@@ -46,6 +48,12 @@ def short_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="md"))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """Give the real demo model's file, fetched once for all runs."""
+    return demo_model()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from tests.harness.daemon import Daemon, running
-from tests.harness.models import llama
+from tests.harness.daemon import Daemon
+from tests.harness.models import demo_twice
 from tests.harness.sse import chat
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
-
-TEMPLATE = Path(__file__).parents[1] / "harness" / "templates" / "tools.jinja"
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -42,16 +39,9 @@ ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def daemon(demo_gguf: Path) -> AsyncIterator[Daemon]:
-    """Run the demo model twice: as it is, and with a template that knows tools and thinking."""
-    with tempfile.TemporaryDirectory(prefix="md") as folder:
-        models = [
-            llama("plain", demo_gguf, parallel=2),
-            llama("aware", demo_gguf, chat_template=str(TEMPLATE), extra_args=["--reasoning-budget", "24"]),
-        ]
-        async with running(Path(folder), {"models": models}) as started:
-            await started.until("plain", "ready")
-            await started.until("aware", "ready")
-            yield started
+    """Run a daemon with the demo model twice: `plain` and `aware`."""
+    async with demo_twice(demo_gguf) as started:
+        yield started
 
 
 async def ask(
