@@ -48,11 +48,12 @@ async def test_the_numbers_of_a_waiting_model_stay_true(pools: Pools) -> None:
     """When others come and go and it is still not enough, the message says what holds now."""
     specs = [spec("a", footprint=10 * GIB), spec("b", footprint=5 * GIB), spec("m", footprint=9 * GIB)]
     async with pools(specs, capacity=20 * GIB) as pool:
-        # The largest goes first, so `a` and `m` cannot both be in; `b` finds no room beside `m` or waits.
         await until(pool, State.READY, "a")
-        await until(pool, State.WAITING, "m")
         await until(pool, State.READY, "b")
-        await actor(pool).until(lambda status: "by a" in status.message)
+        await pool.unload("m")
+        actor(pool).want()
+        status = await until(pool, State.WAITING)
+        assert status.message == "needs 9.0 GiB, 3.0 GiB free, 10.0 GiB held by a, 5.0 GiB held by b"
         await pool.unload("b")
         async with asyncio.timeout(WAIT_S):
             status = await actor(pool).until(lambda status: "held by b" not in status.message)
