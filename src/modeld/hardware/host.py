@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import psutil
 
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def total_memory() -> int:
-    """Return the bytes of RAM this process may use: the machine's, or its cgroup's limit when lower."""
+    """Return the bytes of RAM this process may use: the machine's, or the lowest limit of its cgroups."""
     total = int(psutil.virtual_memory().total)
-    for file in _CGROUP_LIMITS:
+    for file in _limit_files():
         try:
             limit = int(file.read_text())
         except (OSError, ValueError):  # no such controller, or "max"
             continue
         total = min(total, limit)
     return total
+
+
+def _limit_files() -> Iterator[Path]:
+    """Name the files that may limit this process: its cgroup's and those of every cgroup above it.
+
+    A service's limit (systemd's MemoryMax) stands in its own cgroup; in a container that is the root. See
+    cgroups(7): a line of /proc/self/cgroup is "0::PATH" in version 2, "N:CONTROLLERS:PATH" in version 1.
+    """
+    try:
+        lines = _OWN_CGROUP.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = _CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = _CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        own = PurePosixPath(path.lstrip("/"))
+        for folder in (own, *own.parents):
+            yield root / folder / name
 
 
 def tree_memory(pid: int) -> int:

@@ -89,23 +89,53 @@ def test_a_dead_member_that_nobody_has_reaped_does_not_count() -> None:
         assert host.group_members(child.pid) == []
 
 
-def _limits(monkeypatch: pytest.MonkeyPatch, folder: Path, *texts: str) -> None:
-    files = tuple(folder / str(number) for number in range(len(texts)))
-    for file, text in zip(files, texts, strict=True):
+def _cgroups(monkeypatch: pytest.MonkeyPatch, folder: Path, own: str, files: dict[str, str]) -> None:
+    (folder / "own").write_text(own)
+    for name, text in files.items():
+        file = folder / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    monkeypatch.setattr(host, "_CGROUP_LIMITS", (folder / "missing", *files))
+    monkeypatch.setattr(host, "_OWN_CGROUP", folder / "own")
+    monkeypatch.setattr(host, "_CGROUPS", folder / "cgroup")
 
 
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        pytest.param("0::/\n", {"memory.max": f"{200 * MIB}\n"}, id="container"),
+        pytest.param(
+            "0::/system.slice/modeld.service\n",
+            {"system.slice/memory.max": "max\n", "system.slice/modeld.service/memory.max": f"{200 * MIB}\n"},
+            id="service",
+        ),
+        pytest.param(
+            "0::/user.slice/session\n",
+            {"user.slice/memory.max": f"{200 * MIB}\n", "user.slice/session/memory.max": f"{300 * MIB}\n"},
+            id="a group above is tighter",
+        ),
+        pytest.param(
+            "5:cpu,cpuacct:/a\n4:memory:/a\n0::/\n",
+            {"memory/a/memory.limit_in_bytes": f"{200 * MIB}\n"},
+            id="version 1",
+        ),
+    ],
+)
 def test_a_cgroups_limit_below_the_ram_is_what_may_be_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, files: dict[str, str]
 ) -> None:
-    """Under a memory limit the daemon may use the limit; of two, the lower one."""
-    _limits(monkeypatch, tmp_path, f"{300 * MIB}\n", f"{200 * MIB}\n")
+    """Under memory limits the daemon may use the lowest: its own cgroup's or one above it."""
+    _cgroups(monkeypatch, tmp_path, own, files)
     assert host.total_memory() == 200 * MIB
 
 
 @pytest.mark.parametrize("text", ["max\n", str(1 << 63), "", "nonsense"])
 def test_without_a_limit_the_ram_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     """No limit, one above the RAM, or a file that cannot be read as one: the machine's RAM."""
-    _limits(monkeypatch, tmp_path, text)
+    _cgroups(monkeypatch, tmp_path, "0::/a\n", {"a/memory.max": text, "b/memory.max": "1"})
+    assert host.total_memory() == psutil.virtual_memory().total
+
+
+def test_without_cgroups_the_ram_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a system that knows no cgroups the machine's RAM is the answer."""
+    monkeypatch.setattr(host, "_OWN_CGROUP", tmp_path / "missing")
     assert host.total_memory() == psutil.virtual_memory().total
