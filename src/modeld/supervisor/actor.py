@@ -29,6 +29,7 @@ from modeld.supervisor.memory import Memory
 from modeld.supervisor.placement import footprint
 from modeld.supervisor.spec import ModelSpec, Resolve
 from modeld.supervisor.states import State, Status, check_move
+from modeld.supervisor.tickets import Ticket, Tickets
 from modeld.supervisor.worker import Worker
 
 _log = logging.getLogger("modeld.supervisor")
@@ -48,19 +49,6 @@ class _ChangedMind(Exception):
 
 class _Crashed(WorkerDied):
     """A model that was READY lost its worker; the crash has been remembered."""
-
-
-class Ticket:
-    """A request's place: waiting, then holding a slot, then neither. `close` gives back what it has."""
-
-    def __init__(self, actor: Actor, priority: Priority) -> None:
-        self._actor = actor
-        self.priority = priority
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def close(self) -> None:
-        """Leave the queue or give the slot back; safe to call twice."""
-        self._actor.leave(self)
 
 
 class Actor:
@@ -95,8 +83,7 @@ class Actor:
         self._watchers: list[tuple[Callable[[Status], bool], asyncio.Future[Status]]] = []
         self._worker: Worker | None = None
         self._crashes: tuple[restart.Crash, ...] = ()
-        self._waiting: list[Ticket] = []
-        self._holding: set[Ticket] = set()
+        self.tickets = Tickets()
         self._runs = itertools.count(1)
         self.status = Status(
             spec.name, spec.usecase, spec.loader, State.STOPPED, "start", "not loaded yet", clock.time()
@@ -152,37 +139,18 @@ class Actor:
         verdict = admission.decide(self._situation())
         if isinstance(verdict, ModeldError):
             raise verdict
-        ticket = Ticket(self, priority)
+        ticket = Ticket(self._leave, priority)
         if verdict is Verdict.GRANT:
-            self._grant(ticket)
+            self.tickets.grant(ticket)
         else:
-            self._waiting.append(ticket)
+            self.tickets.wait(ticket)
         return ticket
-
-    def leave(self, ticket: Ticket) -> None:
-        """Take back a ticket's slot or place."""
-        if ticket in self._holding:
-            self._holding.discard(ticket)
-            self._admit()
-        elif ticket in self._waiting:
-            self._waiting.remove(ticket)
-            ticket.granted.cancel()
 
     def worker(self) -> Worker:
         """Return the worker that serves now. Raises WorkerDied when there is none."""
         if self._worker is None or not self._serving():
             raise WorkerDied(f"model {self.spec.name!r} is {self.status.state}")
         return self._worker
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that hold a slot."""
-        return len(self._holding)
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait for a slot or for the model."""
-        return len(self._waiting)
 
     def measure(self, tree_memory: Callable[[int], int]) -> None:
         """Measure the worker's memory now; `tree_memory` gives the bytes of a process tree."""
@@ -223,7 +191,7 @@ class Actor:
                 except OSError as error:
                     await self._after_failure(LoadFailed(f"cannot start a worker: {error}"), permanent=False)
         finally:
-            self._fail_waiting(ModelUnavailable(f"model {self.spec.name!r} is being shut down"))
+            self.tickets.refuse_waiting(ModelUnavailable(f"model {self.spec.name!r} is being shut down"))
 
     async def _attempt(self) -> None:
         spec = self.spec
@@ -326,7 +294,7 @@ class Actor:
     def _fail(self, cause: str, message: str) -> None:
         self._wanted = False
         self._move(State.FAILED, cause, message, **NOT_RUNNING)
-        self._fail_waiting(ModelFailed(f"model {self.spec.name!r} failed: {message}", param="model"))
+        self.tickets.refuse_waiting(ModelFailed(f"model {self.spec.name!r} failed: {message}", param="model"))
 
     def _after_stop(self) -> None:
         if self.status.state in (State.DRAINING, State.READY, State.LOADING):
@@ -335,7 +303,9 @@ class Actor:
             words = "unloaded" if not self._wanted else "restarting"
             self._move(State.STOPPED, "asked", words, **NOT_RUNNING)
         if not self._wanted:
-            self._fail_waiting(ModelUnavailable(f"model {self.spec.name!r} was unloaded", param="model"))
+            self.tickets.refuse_waiting(
+                ModelUnavailable(f"model {self.spec.name!r} was unloaded", param="model")
+            )
 
     async def _unless_changed(self, doing: Awaitable[T]) -> T:
         """Await `doing`; when the owner changes his mind first, cancel it and raise _ChangedMind."""
@@ -376,30 +346,20 @@ class Actor:
             self.spec.name,
             state,
             self._wanted,
-            len(self._holding),
+            self.tickets.in_flight,
             self._slots(),
-            len(self._waiting),
+            self.tickets.queued,
             self.spec.max_queue,
             self.status.message,
         )
 
-    def _grant(self, ticket: Ticket) -> None:
-        self._holding.add(ticket)
-        if not ticket.granted.done():
-            ticket.granted.set_result(None)
-
     def _admit(self) -> None:
-        while self._waiting and self._serving() and len(self._holding) < self._slots():
-            at = admission.next_in_line(tuple(ticket.priority for ticket in self._waiting))
-            assert at is not None
-            self._grant(self._waiting.pop(at))
+        if self._serving():
+            self.tickets.admit(self._slots())
 
-    def _fail_waiting(self, error: ModeldError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for ticket in waiting:
-            if not ticket.granted.done():
-                ticket.granted.set_exception(error)
-                ticket.granted.exception()  # the request may have left already: nobody need look
+    def _leave(self, ticket: Ticket) -> None:
+        if self.tickets.leave(ticket):
+            self._admit()
 
     def _progress(self, stage: str, fraction: float | None) -> None:
         self._update(message=stage, progress=fraction)

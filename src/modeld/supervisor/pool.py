@@ -198,4 +198,4 @@ class Pool:
 
     @staticmethod
     def _snapshot(actor: Actor) -> Status:
-        return replace(actor.status, in_flight=actor.in_flight, queued=actor.queued)
+        return replace(actor.status, in_flight=actor.tickets.in_flight, queued=actor.tickets.queued)

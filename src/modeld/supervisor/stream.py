@@ -13,8 +13,9 @@ from modeld.errors import WorkerDied
 from modeld.ids import Identity
 from modeld.protocol.channel import OpenCall
 from modeld.protocol.tasks import Event, Task
-from modeld.supervisor.actor import CANCEL_LIMIT_S, Actor, Ticket
+from modeld.supervisor.actor import CANCEL_LIMIT_S, Actor
 from modeld.supervisor.admission import Priority
+from modeld.supervisor.tickets import Ticket
 
 
 class Stream:

@@ -200,10 +200,10 @@ async def test_waiting_requests_are_refused_when_the_model_is_unloaded(pools: Po
         await until(pool, State.LOADING)
         with ask(pool) as stream:
             reading = asyncio.ensure_future(read(stream))
-            assert actor(pool).queued == 1
+            assert actor(pool).tickets.queued == 1
             await pool.unload("m")
             with pytest.raises(ModelUnavailable, match="was unloaded"):
                 await reading
         with pytest.raises(ModelUnavailable), ask(pool):
             pass
-        assert actor(pool).queued == 0
+        assert actor(pool).tickets.queued == 0
