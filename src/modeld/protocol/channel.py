@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
-from modeld.errors import BadFrame, LinkError, ModeldError, WorkerDied
+from modeld.errors import LinkError, ModeldError
 from modeld.protocol import messages as m
 from modeld.protocol.framing import FrameDecoder, FrameEncoder
 from modeld.protocol.tasks import Event, Task, Text
@@ -286,10 +286,3 @@ class Caller(Link[m.ToDaemon]):
             call.mailbox.end(error)
             if not call.over.done():
                 call.over.set_result(None)
-
-
-def died(error: ModeldError | None) -> WorkerDied:
-    """Say in one sentence why a link ended, for calls that were open on it."""
-    if isinstance(error, BadFrame):
-        return WorkerDied(f"the worker sent bytes that are not the protocol, and was stopped: {error}")
-    return WorkerDied(str(error) if error else "the worker ended while the request was running")

@@ -162,9 +162,9 @@ class Actor:
         if self._worker is not None:
             self._worker.abandon()
 
-    def report_hung(self, worker: Worker) -> None:
+    def report_hung(self, worker: Worker | None) -> None:
         """Replace a worker that did not end a cancelled call in time."""
-        if self._worker is worker:
+        if worker is not None and self._worker is worker:
             self.ring.add(
                 f"modeld: a cancelled call did not end within {CANCEL_LIMIT_S:g} s; ending the worker"
             )

@@ -16,6 +16,7 @@ from modeld.protocol.tasks import Event, Task
 from modeld.supervisor.actor import CANCEL_LIMIT_S, Actor
 from modeld.supervisor.admission import Priority
 from modeld.supervisor.tickets import Ticket
+from modeld.supervisor.worker import Worker
 
 
 class Stream:
@@ -28,6 +29,7 @@ class Stream:
         self._priority = priority
         self._ticket: Ticket | None = None
         self._call: OpenCall | None = None
+        self._worker: Worker | None = None
         self._delivered = False
         self._retried = False
 
@@ -81,30 +83,19 @@ class Stream:
             if not ticket.granted.done():
                 return False
         ticket.granted.result()
-        worker = self._actor.worker()
-        self._call = worker.call(self._task, self._identity)
+        self._worker = self._actor.worker()
+        self._call = self._worker.call(self._task, self._identity)
+        # The slot is the engine's: it is free when the worker is done, however slowly its events are read.
+        self._call.over.add_done_callback(lambda _: ticket.close())
         return True
 
     def _leave(self) -> None:
         ticket, self._ticket = self._ticket, None
         call, self._call = self._call, None
-        if ticket is None:
-            return
-        if call is None or call.over.done():
+        if call is not None and not call.over.done():
+            call.cancel()
+            actor = self._actor
+            hung = asyncio.get_running_loop().call_later(CANCEL_LIMIT_S, actor.report_hung, self._worker)
+            call.over.add_done_callback(lambda _: hung.cancel())
+        elif ticket is not None:
             ticket.close()
-            return
-        call.cancel()
-        loop = asyncio.get_running_loop()
-        actor = self._actor
-        try:
-            worker = actor.worker()
-        except WorkerDied:
-            ticket.close()
-            return
-        limit = loop.call_later(CANCEL_LIMIT_S, actor.report_hung, worker)
-
-        def over(_: object) -> None:
-            limit.cancel()
-            ticket.close()
-
-        call.over.add_done_callback(over)

@@ -12,7 +12,7 @@ import socket
 import traceback
 from typing import Any
 
-from modeld.errors import LoadFailed, ModeldError, ModelUnavailable, WorkerDied
+from modeld.errors import EngineError, LoadFailed, ModeldError, ModelUnavailable, WorkerDied
 from modeld.protocol import messages as m
 from modeld.protocol.channel import Link
 from modeld.protocol.tasks import Event
@@ -182,8 +182,12 @@ class Server:
         try:
             await model.run(call.task, emit, call.identity)
         except asyncio.CancelledError:
-            self._end(call.call)
-            raise
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                self._end(call.call)
+                raise
+            # Nobody asked for it: something below gave up, and what came so far is not an answer.
+            self._fail(call.call, EngineError("the engine's work on this request was cancelled from inside"))
         except ModeldError as error:
             if isinstance(error, WorkerDied):
                 # An engine's death is first felt as a broken connection; how it died is known a moment later.

@@ -62,6 +62,16 @@ async def test_interactive_requests_go_before_background_ones(pools: Pools) -> N
         assert await _in_order(pool, streams) == ["i1", "i2", "b1", "b2"]
 
 
+async def test_a_slow_reader_does_not_hold_a_slot_that_is_free(pools: Pools) -> None:
+    """The slot is the engine's: while a finished answer waits to be read, the next request is served."""
+    async with pools(spec(slots=1, tokens=20)) as pool:
+        await pool.load("m")
+        with ask(pool) as slow:
+            begun = await first(slow)
+            assert text_of(await answer(ask(pool))) == "".join(f"tok{i} " for i in range(20))
+            assert text_of([*begun, *await read(slow)]) == "".join(f"tok{i} " for i in range(20))
+
+
 async def test_a_full_queue_refuses(pools: Pools) -> None:
     """With the slot taken and the queue full the next request is refused; a place that gets free is given."""
     async with pools(spec(slots=1, max_queue=2, hang_after=1)) as pool:

@@ -233,6 +233,18 @@ async def test_an_exception_that_is_not_ours_fails_the_call_only(
     assert "Traceback" in capsys.readouterr().err
 
 
+async def test_a_cancellation_nobody_asked_for_is_a_failure(start: Start) -> None:
+    """A call that ends in CancelledError by itself has no complete answer: it fails, it does not end."""
+
+    async def run(task: Task, emit: Emit) -> None:
+        await emit(Text("half"))
+        raise asyncio.CancelledError
+
+    served = await start(run)
+    with pytest.raises(EngineError, match="cancelled from inside"):
+        await rest(served.caller.call(chat(), "local"))
+
+
 async def test_an_engines_death_fails_the_open_calls_with_its_last_words(start: Start) -> None:
     """When the engine dies, open calls get its last words, then Dying, then the end with exit code 1."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modeld.errors import BadRequest, EngineError, LoadFailed, ModeldError
+from modeld.errors import BadRequest, EngineError, LoadFailed, ModeldError, WorkerDied
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
@@ -21,7 +21,7 @@ from modeld.worker.loader import Emit, Report
 from modeld.worker.loaders.llama_server import translate
 from modeld.worker.loaders.llama_server.client import Client, EngineUsage
 from modeld.worker.loaders.llama_server.engine import Engine, command, model_file, resident_bytes
-from modeld.worker.tools import Plan, TemplateFacts, plan
+from modeld.worker.tools import ParserFactory, TemplateFacts, plan
 
 SOCKET_NAME = "engine.sock"
 
@@ -29,6 +29,20 @@ _PROBE_TOOL = {
     "type": "function",
     "function": {"name": "modeld_probe_tool", "parameters": {"type": "object", "properties": {}}},
 }
+
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the engine is asked, for every choice alike; `prefix` is echoed before the answer."""
+
+    path: str
+    body: dict[str, Any]
+    parser: ParserFactory | None = None
+    prefix: str = ""
 
 
 class LlamaModel:
@@ -50,22 +64,18 @@ class LlamaModel:
 
     async def run(self, task: Task, emit: Emit, identity: str) -> None:
         """Run every choice as a request of its own, then report the usage of all."""
-        run: Callable[[int], Any]
-        match task:
-            case ChatTask():
-                planned = plan(task, self._template)
-                path, body = await self._chat_body(task, planned)
-                run = lambda index: self._choice(task, index, path, body, planned, emit)  # noqa: E731
-            case CompletionTask():
-                prefix = await self._echo(task)
-                path, body = "/v1/completions", {"prompt": task.prompt}
-                run = lambda index: self._choice(task, index, path, body, None, emit, prefix)  # noqa: E731
+        if isinstance(task, ChatTask):
+            request = await self._chat(task)
+        else:
+            request = await self._completion(task)
         if task.n == 1:
-            usages = [await run(0)]
+            usages = [await self._choice(task, 0, request, emit)]
         else:
             try:
                 async with asyncio.TaskGroup() as group:
-                    choices = [group.create_task(run(index)) for index in range(task.n)]
+                    choices = [
+                        group.create_task(self._choice(task, index, request, emit)) for index in range(task.n)
+                    ]
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from None
             usages = [choice.result() for choice in choices]
@@ -84,8 +94,9 @@ class LlamaModel:
         await self._client.close()
         await self._engine.stop()
 
-    async def _echo(self, task: CompletionTask) -> str:
-        """Return the text to put before the answer. Raises BadRequest for what this engine cannot do."""
+    async def _completion(self, task: CompletionTask) -> _Request:
+        """Prepare a raw completion. Raises BadRequest for what this engine cannot do."""
+        body = {"prompt": task.prompt}
         if task.suffix is not None:
             raise BadRequest(
                 "this model completes text at its end only; leave suffix out",
@@ -93,7 +104,7 @@ class LlamaModel:
                 param="suffix",
             )
         if not task.echo:
-            return ""
+            return _Request(COMPLETIONS, body)
         if task.top_logprobs is not None:
             raise BadRequest(
                 "this model has no log probabilities for the prompt; ask for echo or for logprobs, not both",
@@ -101,11 +112,13 @@ class LlamaModel:
                 param="echo",
             )
         if isinstance(task.prompt, str):
-            return task.prompt
+            return _Request(COMPLETIONS, body, prefix=task.prompt)
         answer = await self._client.fetch("POST", "/detokenize", {"tokens": list(task.prompt)})
-        return str(answer["content"])
+        return _Request(COMPLETIONS, body, prefix=str(answer["content"]))
 
-    async def _chat_body(self, task: ChatTask, planned: Plan) -> tuple[str, dict[str, Any]]:
+    async def _chat(self, task: ChatTask) -> _Request:
+        """Prepare a conversation. Raises BadRequest for tools that can never work."""
+        planned = plan(task, self._template)
         body = {
             "messages": [translate.message(item) for item in planned.messages],
             **translate.chat_common(task, self._template_kwargs),
@@ -116,36 +129,31 @@ class LlamaModel:
         if planned.schema is None:
             if planned.json_object:
                 body["response_format"] = {"type": "json_object"}
-            return "/v1/chat/completions", body
+            return _Request(CHAT, body, planned.parser)
         if not planned.native_tools:
             body["response_format"] = {
                 "type": "json_schema",
                 "json_schema": {"name": "answer", "schema": planned.schema, "strict": True},
             }
-            return "/v1/chat/completions", body
+            return _Request(CHAT, body, planned.parser)
         # The chat endpoint takes tools or a schema, not both: let it render, then constrain the raw prompt.
         # A template that opens a thought would have the JSON written inside it.
         body["chat_template_kwargs"] = {"enable_thinking": False, **body.get("chat_template_kwargs", {})}
         rendered = await self._client.fetch("POST", "/apply-template", body)
-        return "/v1/completions", {"prompt": rendered["prompt"], "json_schema": planned.schema}
+        body = {"prompt": rendered["prompt"], "json_schema": planned.schema}
+        return _Request(COMPLETIONS, body, planned.parser)
 
     async def _choice(
-        self,
-        task: ChatTask | CompletionTask,
-        index: int,
-        path: str,
-        body: dict[str, Any],
-        planned: Plan | None,
-        emit: Emit,
-        prefix: str = "",
+        self, task: ChatTask | CompletionTask, index: int, request: _Request, emit: Emit
     ) -> tuple[EngineUsage, int]:
-        request = {**translate.streaming(task, index), **body}
-        parser = planned.parser(index) if planned is not None else None
+        """Run one choice to its Finish; return its usage and how many of its tokens were thoughts."""
+        parser = request.parser(index) if request.parser is not None else None
         native = translate.NativeCalls(index)
         usage, reason, thoughts = EngineUsage(), "stop", 0
-        if prefix:
-            await emit(Text(prefix, index))
-        async for chunk in self._client.stream(path, request):
+        if request.prefix:
+            await emit(Text(request.prefix, index))
+        body = {**translate.streaming(task, index), **request.body}
+        async for chunk in self._client.stream(request.path, body):
             for choice in chunk.choices:
                 delta = choice.delta
                 # The engine does not count these tokens; it sends them one by one.
@@ -197,6 +205,8 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel:
         await engine.stop()
         if isinstance(error, LoadFailed):
             raise
+        if isinstance(error, WorkerDied):
+            raise LoadFailed(engine.died.result() if engine.died.done() else str(error)) from error
         raise LoadFailed(f"{name} answers, but not as llama.cpp does: {error}", permanent=True) from error
     except BaseException:
         await client.close()
