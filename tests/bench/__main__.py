@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import socket
 import statistics
 import sys
 import tempfile
@@ -50,33 +51,40 @@ def _chat(model: str, **more: Any) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def raw_engine(model: Path, folder: Path, options: dict[str, Any]) -> AsyncIterator[Target]:
-    """Run llama.cpp's server alone, started as modeld starts it."""
-    sock = folder / "raw.sock"
-    settings = json.dumps({"model": str(model), "socket": str(sock), **options})
+async def raw_engine(model: Path, options: dict[str, Any]) -> AsyncIterator[Target]:
+    """Run llama.cpp's server alone, with the same options."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = json.dumps({"model": str(model), "socket": "", **options})
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "modeld.worker.loaders.llama_server.xllama",
+        "tests.bench.raw_engine",
         settings,
+        str(port),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with (
-            asyncio.timeout(60),
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(sock))) as session,
-        ):
+        async with asyncio.timeout(60), aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get("http://engine/health") as response:
+                    async with session.get(f"http://127.0.0.1:{port}/health") as response:
                         if response.status == 200:
                             break
                 await asyncio.sleep(0.05)
-        yield Target(socket=str(sock))
+        yield Target(port)
     finally:
         process.terminate()
         await process.wait()
+
+
+def _compare(what: str, raw: list[float], ours: list[float]) -> None:
+    """Print both medians, and the median of what modeld added in each round."""
+    one, other = statistics.median(raw) * 1000, statistics.median(ours) * 1000
+    added = statistics.median(b - a for a, b in zip(raw, ours, strict=True)) * 1000
+    say(f"{what} raw / modeld (median)", f"{one:.2f} / {other:.2f} ms", f"ratio {other / one:.3f}")
+    say(f"{what} added (median of {len(raw)} pairs)", f"{added:.3f} ms")
 
 
 async def engine_part(folder: Path, rounds: int) -> None:
@@ -84,7 +92,7 @@ async def engine_part(folder: Path, rounds: int) -> None:
     model = demo_model()
     options = {"n_ctx": 1024, "parallel": 8, "threads": 1}
     async with (
-        raw_engine(model, folder, options) as raw,
+        raw_engine(model, options) as raw,
         running(folder, {"models": [llama("m", model, **options)]}) as daemon,
     ):
         await daemon.until("m", "ready")
@@ -100,14 +108,8 @@ async def engine_part(folder: Path, rounds: int) -> None:
                 timing = await stream(target, wire)
                 first[target].append(timing.first)
                 gaps[target].append(timing.gap)
-        ttft = {target: statistics.median(values) * 1000 for target, values in first.items()}
-        gap = {target: statistics.median(values) * 1000 for target, values in gaps.items()}
-        say("TTFT raw / modeld (median)", f"{ttft[raw]:.2f} / {ttft[ours]:.2f} ms", f"{rounds} rounds")
-        say("TTFT added", f"{ttft[ours] - ttft[raw]:.2f} ms", f"ratio {ttft[ours] / ttft[raw]:.3f}")
-        say("inter-token latency raw / modeld (median)", f"{gap[raw]:.3f} / {gap[ours]:.3f} ms")
-        say(
-            "inter-token latency added", f"{gap[ours] - gap[raw]:.3f} ms", f"ratio {gap[ours] / gap[raw]:.3f}"
-        )
+        _compare("TTFT", first[raw], first[ours])
+        _compare("inter-token latency", gaps[raw], gaps[ours])
 
         rates: dict[Target, list[float]] = {raw: [], ours: []}
         wire = _chat("m", stream=True, max_tokens=64, temperature=0)
@@ -230,7 +232,20 @@ async def worker_cancel_part(daemon: Daemon, target: Target) -> None:
 
 
 async def start_part(folder: Path) -> None:
-    """From exec to the first answer of /health."""
+    """From exec to the first answer of /health; beside it, what importing the libraries alone takes here."""
+    libraries = "import aiohttp.web, msgspec, pydantic, psutil, click, prometheus_client, ruamel.yaml, uvloop"
+    imports = []
+    for _ in range(5):
+        began = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", libraries)
+        await process.wait()
+        imports.append(time.perf_counter() - began)
+    alone = statistics.median(imports)
+    say(
+        "importing the libraries alone (median of 5)",
+        f"{alone:.2f} s",
+        "tells how fast this machine is today",
+    )
     times = []
     for turn in range(7):
         here = folder / str(turn)

@@ -14,15 +14,12 @@ TOKEN = b"tok"
 
 @dataclass(frozen=True)
 class Target:
-    """Where to send requests: a TCP port of this machine or a Unix socket."""
+    """A server on a TCP port of this machine."""
 
-    port: int = 0
-    socket: str = ""
+    port: int
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection."""
-        if self.socket:
-            return await asyncio.open_unix_connection(self.socket)
         return await asyncio.open_connection("127.0.0.1", self.port)
 
 

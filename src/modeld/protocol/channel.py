@@ -257,6 +257,7 @@ class Caller(Link[m.ToDaemon]):
             raise self._gone
         call = OpenCall(self, next(self._numbers))
         self.send(m.Call(call.id, task, identity, WINDOW))
+        self._flush()  # nothing else will join it in this turn of the loop, and the first token waits for it
         self._calls[call.id] = call
         return call
 

@@ -8,17 +8,17 @@ while it streams; a whole answer would be generated to its end for nobody.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+from multidict import CIMultiDict
+from yarl import URL
 
 from modeld.errors import BadRequest, EngineError, ModeldError, ModelUnavailable, WorkerDied
-
-CONNECT_S = 5.0
-"""Seconds to connect; a Unix socket with a living server behind it takes microseconds."""
 
 
 class TopLogprob(msgspec.Struct):
@@ -112,17 +112,25 @@ _chunk = msgspec.json.Decoder(Chunk)
 _error = msgspec.json.Decoder(_Errors)
 _encode = msgspec.json.Encoder().encode
 
-_HEADERS = {"Content-Type": "application/json"}
+_HEADERS = CIMultiDict({"Content-Type": "application/json"})
+
+
+@functools.cache
+def _url(path: str) -> URL:
+    return URL("http://engine" + path)
 
 
 class Client:
     """Requests to one engine."""
 
     def __init__(self, socket: Path) -> None:
+        # Every default that costs time before the first token is off: timers, cookies, headers nobody reads.
+        # A Unix socket needs no connect timeout: its server is there, or the connection is refused at once.
         self._session = aiohttp.ClientSession(
-            "http://engine",
             connector=aiohttp.UnixConnector(str(socket), force_close=True, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
             auto_decompress=False,
         )
 
@@ -133,7 +141,7 @@ class Client:
     async def healthy(self) -> bool:
         """Tell whether the engine has loaded and answers."""
         try:
-            async with self._session.get("/health") as response:
+            async with self._session.get(_url("/health")) as response:
                 return response.status == 200
         except (aiohttp.ClientError, OSError):
             return False
@@ -142,7 +150,7 @@ class Client:
         """Return the decoded JSON answer. Raises the engine's error as a ModeldError."""
         data = _encode(body) if body is not None else None
         try:
-            async with self._session.request(method, path, data=data, headers=_HEADERS) as response:
+            async with self._session.request(method, _url(path), data=data, headers=_HEADERS) as response:
                 text = await response.read()
                 if response.status != 200:
                     raise _refusal(response.status, text)
@@ -157,7 +165,7 @@ class Client:
         WorkerDied when the connection breaks before the end.
         """
         try:
-            async with self._session.post(path, data=_encode(body), headers=_HEADERS) as response:
+            async with self._session.post(_url(path), data=_encode(body), headers=_HEADERS) as response:
                 if response.status != 200:
                     raise _refusal(response.status, await response.read())
                 rest = b""
