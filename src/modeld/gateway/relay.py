@@ -7,7 +7,7 @@ the middle of the answer) frees the engine: its handler is cancelled, or its nex
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
@@ -57,13 +57,18 @@ class Relay:
         return web.Response(body=collector.body(), content_type="application/json")
 
     async def streamed(
-        self, opening: AbstractAsyncContextManager[Stream], encoder: ChunkEncoder
+        self, opening: AbstractAsyncContextManager[Stream], make_encoder: Callable[[], ChunkEncoder]
     ) -> web.StreamResponse:
         """Answer with server-sent events.
 
         Raises ModeldError as long as no header is out; after that the error is the stream's last event, and
         no [DONE] pretends success.
         """
+        async with opening as stream:
+            # The call is on its way: what the answer needs is made while the engine reads the prompt.
+            return await self._relay(stream, make_encoder())
+
+    async def _relay(self, stream: Stream, encoder: ChunkEncoder) -> web.StreamResponse:
         exchange, interval, monotonic = (
             self._exchange,
             self._settings.keepalive_interval,
@@ -72,16 +77,15 @@ class Relay:
         writer = sse.EventWriter(self._request, self._settings.client_stall_timeout)
         silent_since = monotonic()
         try:
-            async with opening as stream:
-                while (events := await self._take(stream, silent_since + interval - monotonic())) is not None:
-                    if events:
-                        chunks: Sequence[bytes] = encoder.encode(events)
-                        exchange.chunks += len(chunks)
-                    else:  # also when the pool tries again on a new worker, which need not take an interval
-                        chunks = KEEPALIVE if monotonic() - silent_since >= interval else ()
-                    if chunks:
-                        await writer.send(chunks)
-                        silent_since = monotonic()
+            while (events := await self._take(stream, silent_since + interval - monotonic())) is not None:
+                if events:
+                    chunks: Sequence[bytes] = encoder.encode(events)
+                    exchange.chunks += len(chunks)
+                else:  # also when the pool tries again on a new worker, which need not take an interval
+                    chunks = KEEPALIVE if monotonic() - silent_since >= interval else ()
+                if chunks:
+                    await writer.send(chunks)
+                    silent_since = monotonic()
             if tail := encoder.end():
                 await writer.send(tail)
                 exchange.chunks += len(tail)

@@ -7,6 +7,7 @@ once. After the first event it gets the error, since what was said cannot be uns
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import TracebackType
 
 from modeld.errors import WorkerDied
@@ -45,8 +46,17 @@ class Stream:
         self._leave()
 
     async def __aenter__(self) -> Stream:
-        """Do as `__enter__`; nothing is waited for."""
-        return self.__enter__()
+        """Ask for admission as `__enter__` does; a request let in at once is on its way when this returns."""
+        self.__enter__()
+        try:
+            if self._ticket is not None and self._ticket.granted.done():
+                with suppress(WorkerDied):  # it has just died: `take` will go its way about that
+                    self._begin(self._ticket)
+                await asyncio.sleep(0)  # lets the event loop write
+        except BaseException:
+            self._leave()  # nobody leaves a context that was never entered
+            raise
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,11 +93,14 @@ class Stream:
             if not ticket.granted.done():
                 return False
         ticket.granted.result()
+        self._begin(ticket)
+        return True
+
+    def _begin(self, ticket: Ticket) -> None:
         self._worker = self._actor.worker()
         self._call = self._worker.call(self._task, self._identity)
         # The slot is the engine's: it is free when the worker is done, however slowly its events are read.
         self._call.over.add_done_callback(lambda _: ticket.close())
-        return True
 
     def _leave(self) -> None:
         ticket, self._ticket = self._ticket, None

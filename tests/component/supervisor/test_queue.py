@@ -72,6 +72,27 @@ async def test_a_slow_reader_does_not_hold_a_slot_that_is_free(pools: Pools) -> 
             assert text_of([*begun, *await read(slow)]) == "".join(f"tok{i} " for i in range(20))
 
 
+async def test_a_request_cancelled_while_entering_leaves_nothing(pools: Pools) -> None:
+    """A client that is gone in the very moment of admission holds neither a slot nor a call."""
+    async with pools(spec(slots=1, hang_after=0)) as pool:
+        await pool.load("m")
+
+        async def enter() -> None:
+            async with ask(pool):
+                await asyncio.Event().wait()
+
+        entering = asyncio.ensure_future(enter())
+        await asyncio.sleep(0)  # it has begun, and is on its way in
+        assert _place(pool) == (1, 0)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        async with asyncio.timeout(10):
+            while _place(pool) != (0, 0):
+                await asyncio.sleep(0.01)
+        assert actor(pool).worker().open_calls == 0
+
+
 async def test_a_full_queue_refuses(pools: Pools) -> None:
     """With the slot taken and the queue full the next request is refused; a place that gets free is given."""
     async with pools(spec(slots=1, max_queue=2, hang_after=1)) as pool:

@@ -21,14 +21,24 @@ async def create(request: web.Request) -> web.StreamResponse:
     task = to_task(body, vision=routing.sees(status))
     opening = gateway.pool.open(status.name, task, exchange.identity)
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
-    answer_id, created = new_id("chatcmpl-"), int(gateway.clock.time())
+    created = int(gateway.clock.time())
     if body.stream:
-        chunks = ChatChunks(
-            id=answer_id, created=created, model=body.model, n=task.n, include_usage=body.include_usage
+        return await relay.streamed(
+            opening,
+            lambda: ChatChunks(
+                id=new_id("chatcmpl-"),
+                created=created,
+                model=body.model,
+                n=task.n,
+                include_usage=body.include_usage,
+            ),
         )
-        return await relay.streamed(opening, chunks)
     collector = ChatCollector(
-        id=answer_id, created=created, model=body.model, n=task.n, logprobs=task.top_logprobs is not None
+        id=new_id("chatcmpl-"),
+        created=created,
+        model=body.model,
+        n=task.n,
+        logprobs=task.top_logprobs is not None,
     )
     return await relay.collected(opening, collector)
 

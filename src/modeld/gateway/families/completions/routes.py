@@ -26,15 +26,17 @@ async def create(request: web.Request) -> web.StreamResponse:
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
     answer_id, created = new_id("cmpl-"), int(gateway.clock.time())
     if body.stream:
-        chunks = CompletionChunks(
-            id=answer_id,
-            created=created,
-            model=body.model,
-            n=choices,
-            include_usage=body.include_usage,
-            top_logprobs=body.logprobs,
+        return await relay.streamed(
+            opening,
+            lambda: CompletionChunks(
+                id=answer_id,
+                created=created,
+                model=body.model,
+                n=choices,
+                include_usage=body.include_usage,
+                top_logprobs=body.logprobs,
+            ),
         )
-        return await relay.streamed(opening, chunks)
     collector = CompletionCollector(
         id=answer_id, created=created, model=body.model, n=choices, top_logprobs=body.logprobs
     )
