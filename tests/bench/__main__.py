@@ -24,7 +24,7 @@ import aiohttp
 import psutil
 import uvloop
 
-from tests.bench.client import Target, count_tokens, hammer, request, stream
+from tests.bench.client import Target, Timing, count_tokens, hammer, request, stream
 from tests.harness.daemon import Daemon, running
 from tests.harness.models import demo_model, fake, llama
 
@@ -79,6 +79,20 @@ async def raw_engine(model: Path, options: dict[str, Any]) -> AsyncIterator[Targ
         await process.wait()
 
 
+async def _alternate(
+    raw: Target, ours: Target, wire: bytes, rounds: int, value: Callable[[Timing], float]
+) -> tuple[list[float], list[float]]:
+    """Send the same request to both in turn, and return what each took, in pairs."""
+    for target in (raw, ours, raw, ours):
+        await stream(target, wire)
+    taken: dict[Target, list[float]] = {raw: [], ours: []}
+    for turn in range(rounds):
+        # Who goes first changes, so that what one leaves behind falls on both alike.
+        for target in (raw, ours) if turn % 2 else (ours, raw):
+            taken[target].append(value(await stream(target, wire)))
+    return taken[raw], taken[ours]
+
+
 def _compare(what: str, raw: list[float], ours: list[float]) -> None:
     """Print both medians, and the median of what modeld added in each round."""
     one, other = statistics.median(raw) * 1000, statistics.median(ours) * 1000
@@ -97,19 +111,13 @@ async def engine_part(folder: Path, rounds: int) -> None:
     ):
         await daemon.until("m", "ready")
         ours = Target(port=_port(daemon))
-        wire = _chat("m", stream=True, max_tokens=32, temperature=0)
-        for target in (raw, ours, raw, ours):
-            await stream(target, wire)
-        first: dict[Target, list[float]] = {raw: [], ours: []}
-        gaps: dict[Target, list[float]] = {raw: [], ours: []}
-        for turn in range(rounds):
-            # Who goes first changes, so that what one leaves behind falls on both alike.
-            for target in (raw, ours) if turn % 2 else (ours, raw):
-                timing = await stream(target, wire)
-                first[target].append(timing.first)
-                gaps[target].append(timing.gap)
-        _compare("TTFT", first[raw], first[ours])
-        _compare("inter-token latency", gaps[raw], gaps[ours])
+        # The first token needs no more than one; the gaps between tokens need many.
+        short = _chat("m", stream=True, max_tokens=1, temperature=0)
+        first = await _alternate(raw, ours, short, rounds, lambda timing: timing.first)
+        _compare("TTFT", *first)
+        long = _chat("m", stream=True, max_tokens=64, temperature=0)
+        gaps = await _alternate(raw, ours, long, max(rounds // 10, 5), lambda timing: timing.gap)
+        _compare("inter-token latency", *gaps)
 
         rates: dict[Target, list[float]] = {raw: [], ours: []}
         wire = _chat("m", stream=True, max_tokens=64, temperature=0)
@@ -281,6 +289,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "parts", nargs="*", default=["start", "gateway", "engine"], help="start, gateway, engine"
     )
-    parser.add_argument("--rounds", type=int, default=60, help="alternations of the engine part")
+    parser.add_argument("--rounds", type=int, default=200, help="alternations of the engine part")
     arguments = parser.parse_args()
     uvloop.run(main(arguments.parts, arguments.rounds))

@@ -9,13 +9,11 @@ over the whole answer, which it does enforce (`worker.tools`).
 from __future__ import annotations
 
 from modeld.protocol.messages import LoadSpec
-from modeld.trust import nobody_trusted
 from modeld.worker.loader import LoadedModel, Report
 
 
 async def load(spec: LoadSpec, report: Report) -> LoadedModel:
     """Start the engine and wait until it serves. Raises LoadFailed with the engine's last words."""
-    with nobody_trusted():
-        from modeld.worker.loaders.llama_server.model import start  # brings in aiohttp
+    from modeld.worker.loaders.llama_server.model import start  # brings in the tools and the client
 
     return await start(spec, report)

@@ -7,18 +7,15 @@ while it streams; a whole answer would be generated to its end for nobody.
 
 from __future__ import annotations
 
-import asyncio
-import functools
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
-from multidict import CIMultiDict
-from yarl import URL
 
 from modeld.errors import BadRequest, EngineError, ModeldError, ModelUnavailable, WorkerDied
+from modeld.worker.loaders.llama_server.connection import Connection
 
 
 class TopLogprob(msgspec.Struct):
@@ -112,82 +109,78 @@ _chunk = msgspec.json.Decoder(Chunk)
 _error = msgspec.json.Decoder(_Errors)
 _encode = msgspec.json.Encoder().encode
 
-_HEADERS = CIMultiDict({"Content-Type": "application/json"})
-
-
-@functools.cache
-def _url(path: str) -> URL:
-    return URL("http://engine" + path)
-
 
 class Client:
     """Requests to one engine."""
 
     def __init__(self, socket: Path) -> None:
-        # Every default that costs time before the first token is off: timers, cookies, headers nobody reads.
-        # A Unix socket needs no connect timeout: its server is there, or the connection is refused at once.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(socket), force_close=True, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
-            auto_decompress=False,
-        )
-
-    async def close(self) -> None:
-        """Close what is open."""
-        await self._session.close()
+        self._socket = str(socket)
 
     async def healthy(self) -> bool:
         """Tell whether the engine has loaded and answers."""
         try:
-            async with self._session.get(_url("/health")) as response:
-                return response.status == 200
-        except (aiohttp.ClientError, OSError):
+            async with self._request("GET", "/health", b"") as answer:
+                return answer.status == 200
+        except OSError:
             return False
 
     async def fetch(self, method: str, path: str, body: Any = None) -> Any:
         """Return the decoded JSON answer. Raises the engine's error as a ModeldError."""
-        data = _encode(body) if body is not None else None
         try:
-            async with self._session.request(method, _url(path), data=data, headers=_HEADERS) as response:
-                text = await response.read()
-                if response.status != 200:
-                    raise _refusal(response.status, text)
+            async with self._request(method, path, _encode(body) if body is not None else b"") as answer:
+                text = await answer.read()
+                if answer.status != 200:
+                    raise _refusal(answer.status, text)
                 return msgspec.json.decode(text)
-        except (aiohttp.ClientError, OSError) as error:
-            raise WorkerDied(f"the connection to the engine broke: {error}") from error
+        except OSError as error:
+            raise _broken(error) from error
+        except msgspec.MsgspecError as error:
+            raise EngineError(f"the engine's answer to {path} cannot be read: {error}") from error
 
-    async def stream(self, path: str, body: Any) -> AsyncIterator[Chunk]:
-        """Post `body` and iterate over the answer's chunks; leaving the iteration stops the engine's work.
+    @asynccontextmanager
+    async def stream(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Chunk]]:
+        """Post `body` and give the answer's chunks; leaving the block stops the engine's work.
 
         Raises BadRequest for what the engine refuses as the caller's fault, EngineError for its own, and
         WorkerDied when the connection breaks before the end.
         """
         try:
-            async with self._session.post(_url(path), data=_encode(body), headers=_HEADERS) as response:
-                if response.status != 200:
-                    raise _refusal(response.status, await response.read())
-                rest = b""
-                async for data in response.content.iter_any():
-                    *events, rest = (rest + data).split(b"\n\n")
-                    for event in events:
-                        if event.startswith(b"data: "):
-                            if event == b"data: [DONE]":
-                                return
-                            chunk = _chunk.decode(memoryview(event)[6:])
-                            if chunk.error is not None:
-                                raise _fault(500, chunk.error)
-                            yield chunk
-                        elif event.startswith(b"error: "):
-                            raise _refusal(500, event[7:])
-        except (aiohttp.ClientError, OSError) as error:
-            raise WorkerDied(f"the connection to the engine broke: {error}") from error
+            async with self._request("POST", path, _encode(body)) as answer:
+                if answer.status != 200:
+                    raise _refusal(answer.status, await answer.read())
+                yield _chunks(answer)
+        except OSError as error:
+            raise _broken(error) from error
         except msgspec.MsgspecError as error:
             raise EngineError(f"the engine sent a chunk that cannot be read: {error}") from error
-        except asyncio.IncompleteReadError as error:
-            raise WorkerDied("the engine ended in the middle of an answer") from error
-        raise WorkerDied("the engine ended its answer without saying so")
+
+    def _request(self, method: str, path: str, body: bytes) -> Connection:
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return Connection(self._socket, head.encode(), body)
+
+
+async def _chunks(answer: Connection) -> AsyncIterator[Chunk]:
+    rest = b""
+    async for data in answer:
+        *events, rest = (rest + data).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: "):
+                if event == b"data: [DONE]":
+                    return
+                chunk = _chunk.decode(memoryview(event)[6:])
+                if chunk.error is not None:
+                    raise _fault(500, chunk.error)
+                yield chunk
+            elif event.startswith(b"error: "):
+                raise _refusal(500, event[7:])
+    raise WorkerDied("the engine ended its answer without saying so")
+
+
+def _broken(error: OSError) -> WorkerDied:
+    return WorkerDied(f"the connection to the engine broke: {error}")
 
 
 def _refusal(status: int, text: bytes) -> ModeldError:

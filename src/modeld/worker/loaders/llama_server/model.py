@@ -91,7 +91,6 @@ class LlamaModel:
 
     async def close(self) -> None:
         """End the engine."""
-        await self._client.close()
         await self._engine.stop()
 
     async def _completion(self, task: CompletionTask) -> _Request:
@@ -153,26 +152,27 @@ class LlamaModel:
         if request.prefix:
             await emit(Text(request.prefix, index))
         body = {**translate.streaming(task, index), **request.body}
-        async for chunk in self._client.stream(request.path, body):
-            for choice in chunk.choices:
-                delta = choice.delta
-                # The engine does not count these tokens; it sends them one by one.
-                thoughts += bool(delta.reasoning_content)
-                if delta.reasoning_content or delta.tool_calls:
-                    for event in native.events(delta):
-                        await emit(event)
-                text = delta.content or choice.text
-                if text:
-                    logprobs = translate.logprobs(choice.logprobs, task.top_logprobs)
-                    if parser is None:
-                        await emit(Text(text, index, logprobs))
-                    else:
-                        for event in parser.feed(text, logprobs):
+        async with self._client.stream(request.path, body) as chunks:
+            async for chunk in chunks:
+                for choice in chunk.choices:
+                    delta = choice.delta
+                    # The engine does not count these tokens; it sends them one by one.
+                    thoughts += bool(delta.reasoning_content)
+                    if delta.reasoning_content or delta.tool_calls:
+                        for event in native.events(delta):
                             await emit(event)
-                if choice.finish_reason is not None:
-                    reason = choice.finish_reason
-            if chunk.usage is not None:
-                usage = chunk.usage
+                    text = delta.content or choice.text
+                    if text:
+                        logprobs = translate.logprobs(choice.logprobs, task.top_logprobs)
+                        if parser is None:
+                            await emit(Text(text, index, logprobs))
+                        else:
+                            for event in parser.feed(text, logprobs):
+                                await emit(event)
+                    if choice.finish_reason is not None:
+                        reason = choice.finish_reason
+                if chunk.usage is not None:
+                    usage = chunk.usage
         if parser is not None:
             for event in parser.finish():
                 await emit(event)
@@ -201,7 +201,6 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel:
         props = await client.fetch("GET", "/props")
         template = await probe(client)
     except ModeldError as error:
-        await client.close()
         await engine.stop()
         if isinstance(error, LoadFailed):
             raise
@@ -209,7 +208,6 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel:
             raise LoadFailed(engine.died.result() if engine.died.done() else str(error)) from error
         raise LoadFailed(f"{name} answers, but not as llama.cpp does: {error}", permanent=True) from error
     except BaseException:
-        await client.close()
         await engine.stop()
         raise
     return LlamaModel(engine, client, _facts(props, template, engine), template, spec)
