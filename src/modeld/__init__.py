@@ -6,7 +6,7 @@ Rooms, from the floor up; imports point downwards only (`pyproject.toml` holds t
         > telemetry > protocol > errors > ids | clock | trust
 
 `worker` is a separate program, one process per model; of these rooms it may import telemetry, protocol,
-errors, ids and trust only, so that it stays thin enough to run under an engine's own interpreter.
+errors and ids only, so that it stays thin enough to run under an engine's own interpreter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Importing aiohttp without the system's certificate authorities.
 
 aiohttp makes a TLS context for its client at import, with every certificate authority of the system in it: 50
-to 100 ms and 2 MB in each process. Daemon and workers serve plain HTTP and talk over Unix sockets, so none is
-ever used. Whoever makes a TLS connection brings a context of his own; with aiohttp's default one it fails
+to 100 ms and 2 MB at every start. The daemon serves plain HTTP and talks over Unix sockets, so none is ever
+used. Whoever makes a TLS connection brings a context of his own; with aiohttp's default one it fails
 closed, since that trusts nobody.
 """
 
