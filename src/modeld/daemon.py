@@ -39,6 +39,7 @@ from modeld.supervisor import leftovers
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.spec import ModelSpec
+from modeld.supervisor.states import State
 from modeld.telemetry.metrics import Metrics
 
 _log = logging.getLogger("modeld")
@@ -106,12 +107,14 @@ async def run(
         _log.info("listening on %s", address)
         async with asyncio.TaskGroup() as group:
             shown = group.create_task(_show(front_end, Running(address, bool(config.api_keys), pool)))
+            told = group.create_task(_tell_manager(notifier, address, pool))
             await signals.stop.wait()
             notifier.stopping(f"stopping after {signals.cause}")
             _log.info("stopping after %s; open requests get %g s", signals.cause, config.drain_timeout)
             await site.stop()  # nobody new; the connections there are go on
             await _drain(pool, signals, config.drain_timeout)
             shown.cancel()
+            told.cancel()
     _log.info("stopped")
 
 
@@ -213,6 +216,16 @@ async def _serve_gateway(app: web.Application, listener: socket.socket) -> Async
 
 async def _show(front_end: FrontEnd, running: Running) -> None:
     await front_end(running)
+
+
+async def _tell_manager(notifier: Notifier, address: str, pool: Pool) -> None:
+    """Keep the service manager's status line true."""
+    with pool.feed.subscribe() as events:
+        async for event in events:
+            if event.kind == "state":
+                statuses = pool.statuses()
+                ready = sum(status.state is State.READY for status in statuses)
+                notifier.status(f"listening on {address}; {ready} of {len(statuses)} models ready")
 
 
 async def _drain(pool: Pool, signals: StopSignals, drain_s: float) -> None:

@@ -115,17 +115,23 @@ async def test_one_daemon_per_state_directory(short_dir: Path) -> None:
 
 
 async def test_the_service_manager_is_told_ready_and_stopping(short_dir: Path) -> None:
-    """READY=1 once it listens, STOPPING=1 before it drains (sd_notify)."""
+    """READY=1 once it listens, then how many models are up, STOPPING=1 before it drains (sd_notify)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(short_dir / "notify"))
         manager.setblocking(False)
         loop = asyncio.get_running_loop()
         env = {"NOTIFY_SOCKET": str(short_dir / "notify")}
         async with running(short_dir, {"models": [fake("f")], "allow_fake": True}, env=env) as daemon:
-            assert b"READY=1" in await asyncio.wait_for(loop.sock_recv(manager, 4096), 10)
-            await daemon.until("f", "ready")
+
+            async def told(words: bytes) -> None:
+                async with asyncio.timeout(20):
+                    while words not in await loop.sock_recv(manager, 4096):
+                        pass
+
+            await told(b"READY=1")
+            await told(b"; 1 of 1 models ready")
             daemon.signal(signal.SIGTERM)
-            assert b"STOPPING=1" in await asyncio.wait_for(loop.sock_recv(manager, 4096), 10)
+            await told(b"STOPPING=1")
 
 
 @pytest.mark.parametrize(
