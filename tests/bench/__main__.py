@@ -177,7 +177,6 @@ async def gateway_part(folder: Path) -> None:
             fake("endless", tokens=10**6, token_delay=0.005),
         ],
         "allow_fake": True,
-        "log": {"level": "warning"},
     }
     async with running(folder, config) as daemon:
         await daemon.until("f", "ready")
@@ -259,9 +258,7 @@ async def start_part(folder: Path) -> None:
         here = folder / str(turn)
         here.mkdir()
         began = time.perf_counter()
-        async with running(
-            here, {"models": [fake("f")], "allow_fake": True, "log": {"level": "warning"}}
-        ) as daemon:
+        async with running(here, {"models": [fake("f")], "allow_fake": True}) as daemon:
             async with aiohttp.ClientSession() as session, session.get(f"{daemon.url}/health") as response:
                 assert response.status == 200
             times.append(time.perf_counter() - began)
