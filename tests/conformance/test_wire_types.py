@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from tests.conformance.questions import ASK, FORMAT, NAMED, STEADY, TOOL
 from tests.harness.daemon import Daemon
-from tests.harness.sse import Answer, events
+from tests.harness.sse import Reader
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -56,7 +56,7 @@ async def stream(daemon: Daemon, path: str, body: dict[str, Any]) -> list[dict[s
     """Post with streaming and usage on, and return the chunks."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with aiohttp.ClientSession() as session, session.post(daemon.url + path, json=body) as response:
-        answer = await events(response, Answer())
+        answer = await Reader(response).to_end()
     assert answer.status == 200
     assert answer.done
     assert answer.error is None

@@ -12,19 +12,9 @@ import pytest
 
 from tests.harness.daemon import Daemon, family_gone, running
 from tests.harness.models import fake, llama
-from tests.harness.sse import Answer, chat, take
+from tests.harness.sse import Answer, Reader, chat
 
 LONG = {"max_tokens": 1500, "temperature": 0}
-
-
-async def _first_chunk(response: aiohttp.ClientResponse, answer: Answer) -> bytes:
-    """Read until one chunk with text has come; return what was read beyond it."""
-    rest = b""
-    while not answer.text:
-        *parts, rest = (rest + await response.content.readany()).split(b"\n\n")
-        for part in parts:
-            take(part, answer)
-    return rest
 
 
 async def _kill_mid_stream(daemon: Daemon, session: aiohttp.ClientSession, victim: psutil.Process) -> Answer:
@@ -35,15 +25,11 @@ async def _kill_mid_stream(daemon: Daemon, session: aiohttp.ClientSession, victi
         "stream": True,
         **LONG,
     }
-    answer = Answer()
     async with session.post(f"{daemon.url}/v1/chat/completions", json=body) as response:
-        rest = await _first_chunk(response, answer)
+        reader = Reader(response)
+        await reader.until_text()
         victim.kill()
-        async for data in response.content.iter_any():
-            *parts, rest = (rest + data).split(b"\n\n")
-            for part in parts:
-                take(part, answer)
-    return answer
+        return await reader.to_end()
 
 
 @pytest.mark.engine
@@ -87,7 +73,7 @@ async def test_a_killed_daemon_leaves_no_worker_and_no_engine(short_dir: Path, d
         async with aiohttp.ClientSession() as session:
             body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, **LONG}
             async with session.post(f"{daemon.url}/v1/chat/completions", json=body) as response:
-                await _first_chunk(response, Answer())
+                await Reader(response).until_text()
                 daemon.signal(signal.SIGKILL)
                 await daemon.ended()
         assert await family_gone(daemon.mark, 2.0) == []

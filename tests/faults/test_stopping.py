@@ -12,28 +12,15 @@ import pytest
 
 from tests.harness.daemon import launch, running
 from tests.harness.models import fake
-from tests.harness.sse import Answer, chat, take
+from tests.harness.sse import Reader, chat
 
 
-async def _open_stream(
-    session: aiohttp.ClientSession, url: str
-) -> tuple[aiohttp.ClientResponse, Answer, bytes]:
+async def _open_stream(session: aiohttp.ClientSession, url: str) -> Reader:
+    """Start a stream and read its first text."""
     body = {"model": "f", "messages": [{"role": "user", "content": "go"}], "stream": True}
-    response = await session.post(f"{url}/v1/chat/completions", json=body)
-    answer, rest = Answer(response.status), b""
-    while not answer.text:
-        *parts, rest = (rest + await response.content.readany()).split(b"\n\n")
-        for part in parts:
-            take(part, answer)
-    return response, answer, rest
-
-
-async def _rest(response: aiohttp.ClientResponse, answer: Answer, rest: bytes) -> Answer:
-    async for data in response.content.iter_any():
-        *parts, rest = (rest + data).split(b"\n\n")
-        for part in parts:
-            take(part, answer)
-    return answer
+    reader = Reader(await session.post(f"{url}/v1/chat/completions", json=body))
+    await reader.until_text()
+    return reader
 
 
 async def test_sigterm_lets_open_streams_finish_and_takes_no_new_connections(short_dir: Path) -> None:
@@ -47,7 +34,7 @@ async def test_sigterm_lets_open_streams_finish_and_takes_no_new_connections(sho
         with pytest.raises(aiohttp.ClientConnectorError):
             async with aiohttp.ClientSession() as other:
                 await other.get(f"{daemon.url}/health")
-        answer = await _rest(*opened)
+        answer = await opened.to_end()
         assert answer.done
         assert answer.text == "".join(f"tok{i} " for i in range(60))
         assert await daemon.ended() == 0
@@ -66,7 +53,7 @@ async def test_a_second_signal_forces_the_end(short_dir: Path) -> None:
         daemon.signal(signal.SIGINT)
         await daemon.until("f", "draining")
         daemon.signal(signal.SIGINT)
-        answer = await _rest(*opened)
+        answer = await opened.to_end()
         assert answer.error is not None
         assert not answer.done
         assert await daemon.ended() == 0
@@ -83,7 +70,7 @@ async def test_the_drain_has_a_limit(short_dir: Path) -> None:
         await daemon.until("f", "ready")
         opened = await _open_stream(session, daemon.url)
         daemon.signal(signal.SIGTERM)
-        answer = await _rest(*opened)
+        answer = await opened.to_end()
         assert answer.error is not None
         assert not answer.done
         assert await daemon.ended() == 0

@@ -30,16 +30,31 @@ class Answer:
         )
 
 
-async def events(response: aiohttp.ClientResponse, answer: Answer) -> Answer:
-    """Read a stream to its end."""
-    answer.status = response.status
-    rest = b""
-    async for data in response.content.iter_any():
-        *parts, rest = (rest + data).split(b"\n\n")
+class Reader:
+    """Reads one response's stream, as far as a test wants."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.answer = Answer(response.status)
+        self._content = response.content
+        self._rest = b""
+
+    async def until_text(self) -> Answer:
+        """Read until the first text has come."""
+        while not self.answer.text:
+            self._take(await self._content.readany())
+        return self.answer
+
+    async def to_end(self) -> Answer:
+        """Read what is left; the stream must not end in the middle of an event."""
+        async for data in self._content.iter_any():
+            self._take(data)
+        assert not self._rest, self._rest
+        return self.answer
+
+    def _take(self, data: bytes) -> None:
+        *parts, self._rest = (self._rest + data).split(b"\n\n")
         for part in parts:
-            take(part, answer)
-    assert not rest, rest
-    return answer
+            take(part, self.answer)
 
 
 def take(part: bytes, answer: Answer) -> None:
@@ -65,4 +80,4 @@ async def chat(
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
             return Answer(response.status, error=(await response.json())["error"])
-        return await events(response, Answer())
+        return await Reader(response).to_end()
