@@ -86,7 +86,7 @@ async def run(
         feed = EventFeed(clock)
         resolver = Resolver(paths.cache_dir(config.cache_dir, env), base)
         pool = Pool(
-            (_spec(config, model, clock.time()) for model in config.models),
+            (_spec(config, model) for model in config.models),
             resolve=resolver.resolve,
             feed=feed,
             clock=clock,
@@ -173,7 +173,7 @@ def _fresh_runtime_dir(runtime: Path) -> Path:
     return runtime
 
 
-def _spec(config: Config, model: Model, created: float) -> ModelSpec:
+def _spec(config: Config, model: Model) -> ModelSpec:
     sizes = [size for size in (model.ram, model.vram) if size is not None]
     return ModelSpec(
         name=model.name,
@@ -186,7 +186,6 @@ def _spec(config: Config, model: Model, created: float) -> ModelSpec:
         start_timeout_s=model.start_timeout,
         max_queue=config.max_queue,
         max_ongoing=model.max_ongoing_requests,
-        created=created,
     )
 
 
@@ -215,7 +214,11 @@ async def _serve_gateway(app: web.Application, listener: socket.socket) -> Async
 
 
 async def _show(front_end: FrontEnd, running: Running) -> None:
-    await front_end(running)
+    """Run the front end; its reader's leaving (a closed pipe or terminal) is no reason to stop serving."""
+    try:
+        await front_end(running)
+    except OSError as error:
+        _log.info("nobody reads standard output any more: %s", error)
 
 
 async def _tell_manager(notifier: Notifier, address: str, pool: Pool) -> None:

@@ -34,9 +34,7 @@ def _body(**more: object) -> dict[str, object]:
 
 
 async def test_a_slow_reader_of_a_long_stream_keeps_memory_bounded(short_dir: Path) -> None:
-    """While a client reads nothing of a very long answer, neither daemon nor worker grows by more than 32
-    MB.
-    """
+    """While a client reads nothing of a very long answer, daemon and worker each grow by less than 32 MB."""
     async with running(short_dir, {"models": [fake("f", tokens=TOKENS)], "allow_fake": True}) as daemon:
         status = await daemon.until("f", "ready")
         processes = [psutil.Process(daemon.pid), psutil.Process(status["pid"])]
@@ -50,8 +48,7 @@ async def test_a_slow_reader_of_a_long_stream_keeps_memory_bounded(short_dir: Pa
             while spent != (spent := sum(worker.cpu_times()[:2])):
                 await asyncio.sleep(0.3)
         grown = [process.memory_info().rss - was for process, was in zip(processes, before, strict=True)]
-        # The fake itself holds its list of tokens, about 130 MB for two million strings.
-        assert grown[0] < 32 << 20, grown
+        assert max(grown) < 32 << 20, grown
         writer.close()
         await daemon.until_idle("f")
 

@@ -30,4 +30,3 @@ class ModelSpec:
     start_timeout_s: float = 120.0
     max_queue: int = 128
     max_ongoing: int | None = None
-    created: float = 0.0

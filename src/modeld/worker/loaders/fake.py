@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import signal
 from typing import Any
@@ -75,20 +74,22 @@ class FakeModel:
         script = self._script
         if script.first_delay:
             await asyncio.sleep(script.first_delay)
-        pieces = self._pieces or [f"tok{i} " for i in range(script.tokens)]
+        pieces = self._pieces
+        total = len(pieces) if pieces is not None else script.tokens
         limit = task.sampling.max_tokens
-        reason = "stop"
-        if limit is not None and limit < len(pieces):
-            pieces, reason = pieces[:limit], "length"
+        cut = limit is not None and limit < total
+        if limit is not None and cut:
+            total = limit
         for index in range(task.n):
-            for count, piece in zip(itertools.count(), pieces, strict=False):
+            for count in range(total):
                 await self._misbehave(count)
-                await emit(Text(piece, index))
+                # Made one by one: a list of millions would be the memory that tests measure.
+                await emit(Text(pieces[count] if pieces is not None else f"tok{count} ", index))
                 if script.token_delay:
                     await asyncio.sleep(script.token_delay)
-            await self._misbehave(len(pieces))
-            await emit(Finish("stop" if reason == "stop" else "length", index))
-        await emit(Usage(_prompt_tokens(task), len(pieces) * task.n))
+            await self._misbehave(total)
+            await emit(Finish("length" if cut else "stop", index))
+        await emit(Usage(_prompt_tokens(task), total * task.n))
 
     async def _misbehave(self, count: int) -> None:
         script = self._script

@@ -210,10 +210,10 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel:
     except BaseException:
         await engine.stop()
         raise
-    return LlamaModel(engine, client, _facts(props, template, engine), template, spec)
+    return LlamaModel(engine, client, _facts(props, template, engine, spec), template, spec)
 
 
-def _facts(props: dict[str, Any], template: TemplateFacts, engine: Engine) -> Facts:
+def _facts(props: dict[str, Any], template: TemplateFacts, engine: Engine, spec: LoadSpec) -> Facts:
     capabilities = ["chat", "completion", "tools", "json_schema", "logprobs"]
     source = str(props.get("chat_template") or "")
     if "<think>" in source or "enable_thinking" in source or "reasoning_content" in source:
@@ -223,7 +223,8 @@ def _facts(props: dict[str, Any], template: TemplateFacts, engine: Engine) -> Fa
     settings = props.get("default_generation_settings") or {}
     return Facts(
         loader="llama_server",
-        device="cpu",
+        # llama.cpp does not tell over HTTP where its layers went; only this much is certain.
+        device="cpu" if spec.options.get("n_gpu_layers") == 0 else "chosen by the engine",
         slots=int(props.get("total_slots") or 1),
         bytes_used=resident_bytes(engine.pid),
         context_length=int(settings["n_ctx"]) if "n_ctx" in settings else None,
