@@ -38,7 +38,7 @@ from modeld.service.signals import StopSignals, stop_signals
 from modeld.supervisor import leftovers
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.pool import Pool
-from modeld.supervisor.spec import ModelSpec
+from modeld.supervisor.spec import ModelSpec, Resources
 from modeld.supervisor.states import State
 from modeld.telemetry.metrics import Metrics
 
@@ -182,7 +182,7 @@ def _spec(config: Config, model: Model) -> ModelSpec:
         reference=None if model.loader == "fake" else model.model,
         options=config.options_for(model),
         template_kwargs=model.chat_template_kwargs,
-        footprint=sum(sizes) if sizes else None,
+        resources=Resources(ram=sum(sizes) if sizes else None),
         start_timeout_s=model.start_timeout,
         max_queue=config.max_queue,
         max_ongoing=model.max_ongoing_requests,

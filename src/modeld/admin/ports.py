@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from modeld.admin.schemas import Change, ChangePlan, ChangeResult, DevicesReply, EstimateReply
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine
 from modeld.supervisor.states import Status
@@ -31,8 +32,8 @@ class Supervisor(Protocol):
         """Return a snapshot of one model."""
         ...
 
-    async def load(self, name: str) -> Status:
-        """Bring a model up; returns when it is READY."""
+    async def load(self, name: str, *, force: bool = False) -> Status:
+        """Bring a model up; returns when it is READY. `force` evicts busy models too, if it must."""
         ...
 
     async def unload(self, name: str) -> Status:
@@ -49,4 +50,27 @@ class Supervisor(Protocol):
 
     def follow_log(self, name: str) -> AbstractContextManager[AsyncIterator[LogLine]]:
         """Give an endless iterator over the lines from now on, without the kept ones."""
+        ...
+
+
+class Control(Protocol):
+    """What changes the daemon's models, and knows its machine."""
+
+    async def plan(self, change: Change) -> ChangePlan:
+        """Return what a change would do. Raises ConfigError or UsageError for one that cannot be."""
+        ...
+
+    async def apply(self, change: Change) -> ChangeResult:
+        """Carry a change out; one at a time. Raises as `plan` does, and then nothing has changed.
+
+        Cancelling the caller stops the waiting and never the change itself.
+        """
+        ...
+
+    async def devices(self) -> DevicesReply:
+        """Look at the machine now."""
+        ...
+
+    async def estimate(self, name: str) -> EstimateReply:
+        """Return a model's footprint, line by line. Raises NotFound, LoadFailed (no file to look at)."""
         ...

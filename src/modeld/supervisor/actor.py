@@ -26,7 +26,7 @@ from modeld.supervisor.admission import Priority, Situation, Verdict
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.memory import Memory
-from modeld.supervisor.placement import footprint
+from modeld.supervisor.ledger import footprint
 from modeld.supervisor.spec import ModelSpec, Resolve
 from modeld.supervisor.states import State, Status, check_move
 from modeld.supervisor.tickets import Ticket, Tickets
@@ -205,7 +205,7 @@ class Actor:
         if spec.reference is not None:
             path = await self._unless_changed(self._resolve(spec.reference, self._progress))
         size = await asyncio.to_thread(_size, path) if spec.reference is not None else 0
-        await self._reserve(footprint(spec.footprint, size))
+        await self._reserve(footprint(spec.resources.ram, size))
         try:
             await self._serve(path)
         finally:

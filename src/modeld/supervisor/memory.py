@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from modeld.supervisor.placement import Ledger, Refusal
+from modeld.supervisor.ledger import Ledger, Refusal
 
 
 class Memory:

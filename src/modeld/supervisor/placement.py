@@ -1,70 +1,109 @@
-"""What fits: a ledger of reservations in bytes against a capacity. Pure.
-
-One pool of memory for now (the host's); devices come in as further ledgers of the same kind.
-"""
+"""What fits where: demands in bytes against the memory of devices. Pure."""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-HEADROOM = 0.1
-"""Share of the capacity that is never given away: the system and the daemon live there."""
+from modeld.hardware.machine import Kind
 
-OVERHEAD = 64 << 20
-"""Bytes a worker and its engine take beside the weights."""
+
+@dataclass(frozen=True)
+class Demand:
+    """What one replica needs. All sizes in bytes.
+
+    `ram`: host memory. `vram`: GPU memory in all, 0 to run on the host alone. `gpus`: so many whole GPUs,
+    each taken entirely (then `vram` is only a lower bound on their sum). `share`: that part (0..1) of one
+    GPU's total memory, in place of `vram`. `spread`: the engine can split one model over several GPUs, used
+    only when no single one could ever hold it. At most one of `gpus` and `share` is set.
+    """
+
+    ram: int = 0
+    vram: int = 0
+    gpus: int = 0
+    share: float = 0.0
+    spread: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it needs a GPU at all."""
+        return bool(self.vram or self.gpus or self.share)
+
+
+@dataclass(frozen=True)
+class Space:
+    """One device as the scheduler sees it.
+
+    `total`: its memory. `usable`: what models may hold in all: total, less headroom, less what other programs
+    use, or the owner's budget when that is smaller. `others`: what other programs use, in words for a
+    refusal, e.g. "1.9 GiB used by other programs (pid 4312: 1.8 GiB)"; "" when it is nothing. `ok` is False
+    for a device that cannot be used now (`message` says why); its holdings stay counted.
+    """
+
+    id: str
+    kind: Kind
+    label: str
+    total: int
+    usable: int
+    others: str = ""
+    ok: bool = True
+    message: str = ""
+
+
+class Phase(enum.Enum):
+    """How far a replica that holds memory is."""
+
+    LOADING = "loading"  # it may still grow to what it was promised
+    SERVING = "serving"
+    LEAVING = "leaving"  # told to stop, or stopped and its memory not yet seen free
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Memory promised to, or still held by, one replica.
+
+    `replica` is its key, unique in the pool; `model` its model's name. `held` maps device ids to bytes.
+    `idle_s`: seconds since its last request ended (0 when in flight). `reload_s`: seconds its last load took.
+    """
+
+    replica: str
+    model: str
+    held: Mapping[str, int]
+    phase: Phase = Phase.SERVING
+    in_flight: int = 0
+    idle_s: float = 0.0
+    pinned: bool = False
+    priority: int = 0
+    reload_s: float = 0.0
+
+
+class Never(enum.Enum):
+    """Whether waiting can help a refused claim."""
+
+    NO = "no"  # memory is held by models that are busy or leaving: it will come
+    PINNED = "pinned"  # pinned models hold it
+    OTHERS = "others"  # other programs hold it
+    DEVICE = "device"  # the devices it needs are not usable now
+    EVER = "ever"  # this machine cannot hold it at all
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """It does not fit; `message` names the numbers. `ever`: it would fit if others made room."""
+    """Why a claim gets no memory now; `message` names the numbers and the holders, in one sentence."""
 
     message: str
-    ever: bool
+    never: Never
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Bytes promised to each model. Immutable: `with_` and `without` give new ledgers."""
+class Found:
+    """A place: bytes on each device, and the replicas that must go first (empty when it is free now)."""
 
-    capacity: int
-    held: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def usable(self) -> int:
-        """Bytes that may be promised at all."""
-        return int(self.capacity * (1 - HEADROOM))
-
-    @property
-    def free(self) -> int:
-        """Bytes not promised yet."""
-        return self.usable - sum(self.held.values())
-
-    def refusal(self, name: str, need: int) -> Refusal | None:
-        """Return why `need` bytes for `name` do not fit, or None when they do."""
-        free = self.free + self.held.get(name, 0)
-        if need <= free:
-            return None
-        if need > self.usable:
-            return Refusal(f"needs {gib(need)}, this machine may give {gib(self.usable)} in all", ever=False)
-        holders = ", ".join(
-            f"{gib(size)} held by {who}" for who, size in sorted(self.held.items()) if who != name
-        )
-        return Refusal(f"needs {gib(need)}, {gib(free)} free, {holders}", ever=True)
-
-    def with_(self, name: str, size: int) -> Ledger:
-        """Return the ledger with `size` bytes promised to `name`, in place of what it had."""
-        return Ledger(self.capacity, {**self.held, name: size})
-
-    def without(self, name: str) -> Ledger:
-        """Return the ledger with nothing promised to `name`."""
-        return Ledger(self.capacity, {who: size for who, size in self.held.items() if who != name})
-
-
-def footprint(explicit: int | None, file_size: int) -> int:
-    """Return the bytes to reserve: the owner's figure, else the file's size and the engine's overhead."""
-    return explicit if explicit is not None else file_size + OVERHEAD
+    devices: Mapping[str, int]
+    victims: frozenset[str] = field(default_factory=frozenset)
 
 
 def gib(size: int) -> str:
-    """Return a size for people."""
-    return f"{size / (1 << 30):.1f} GiB"
+    """Return a size for people: "7.9 GiB", below one GiB "312 MiB"."""
+    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"

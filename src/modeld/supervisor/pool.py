@@ -58,7 +58,7 @@ class Pool:
         self._measured_at = float("-inf")
         self.memory = Memory(capacity)
         # The largest known footprint first: it is the hardest to place.
-        ordered = sorted(specs, key=lambda spec: -(spec.footprint or 0))
+        ordered = sorted(specs, key=lambda spec: -(spec.resources.ram or 0))
         self._actors = {
             spec.name: Actor(
                 spec,

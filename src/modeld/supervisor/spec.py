@@ -1,4 +1,4 @@
-"""What the supervisor needs to know of a model; the daemon makes it from the configuration."""
+"""What the supervisor needs to know of a model; the control room makes it from the configuration."""
 
 from __future__ import annotations
 
@@ -7,17 +7,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from modeld.supervisor.scaling import Scaling
+
 Resolve: TypeAlias = Callable[[str, Callable[[str, float | None], None]], Awaitable[Path]]
 """Turn a model reference into a file or folder on this disk, reporting progress. Raises LoadFailed."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the owner said of a model's needs; None where he said nothing.
+
+    `gpus`: a share of one GPU below 1, else so many whole ones; 0 keeps it on the CPU; None leaves it to
+    modeld. `ram` and `vram` are bytes, `cores` CPU cores.
+    """
+
+    gpus: float | None = None
+    ram: int | None = None
+    vram: int | None = None
+    cores: float = 0.1
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """One model, as the owner configured it.
 
-    `reference` is None for a loader that reads no file. `footprint` is the owner's own figure in bytes, None
-    to estimate. `start_timeout_s`: how long a load may go without progress. `max_queue` requests may wait,
-    and `max_ongoing` run at once (None: as many as the engine has slots).
+    `name` is unique in the pool: the served name, or "gateway/served name" outside the default gateway.
+    `reference` is None for a loader that reads no file. `start_timeout_s`: how long a load may go without
+    progress. `max_queue` requests may wait, and `max_ongoing` run at once in one replica (None: as many as
+    the engine has slots).
+
+    `on_demand`: it is loaded when a request comes; otherwise at start. `keep_alive_s`: seconds without a
+    request after which it is unloaded, None for never, 0 at once. `pinned`: never unloaded by modeld itself.
+    `priority`: among models that compete for memory the higher goes first and is evicted last.
+
+    `fingerprint` changes exactly when a running worker no longer is what the configuration asks for: it
+    covers the model, the loader and the options, and not names, replicas, queues or keep-alive.
     """
 
     name: str
@@ -26,7 +50,20 @@ class ModelSpec:
     reference: str | None
     options: dict[str, Any] = field(default_factory=dict)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
-    footprint: int | None = None
+    resources: Resources = field(default_factory=Resources)
     start_timeout_s: float = 120.0
     max_queue: int = 128
     max_ongoing: int | None = None
+    on_demand: bool = False
+    keep_alive_s: float | None = None
+    pinned: bool = False
+    priority: int = 0
+    scaling: Scaling = field(default_factory=Scaling)
+    gateway: str = ""
+    aliases: tuple[str, ...] = ()
+    fingerprint: str = ""
+
+    @property
+    def served_name(self) -> str:
+        """The name callers use at its gateway."""
+        return self.name.removeprefix(f"{self.gateway}/") if self.gateway else self.name

@@ -23,7 +23,7 @@ from modeld.supervisor.admission import Priority
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.restart import RestartPolicy
-from modeld.supervisor.spec import ModelSpec, Resolve
+from modeld.supervisor.spec import ModelSpec, Resolve, Resources
 from modeld.supervisor.states import State, Status
 from modeld.supervisor.stream import Stream
 from tests.fakes.worker_link import WAIT_S, chat
@@ -47,7 +47,7 @@ def spec(name: str = "m", *, footprint: int | None = 0, **fields: Any) -> ModelS
     known = {"reference", "start_timeout_s", "max_queue", "max_ongoing"}
     own = {key: value for key, value in fields.items() if key in known}
     script = {key: value for key, value in fields.items() if key not in known}
-    return ModelSpec(name, "generate", "fake", own.pop("reference", None), script, footprint=footprint, **own)
+    return ModelSpec(name, "generate", "fake", own.pop("reference", None), script, resources=Resources(ram=footprint), **own)
 
 
 def actor(pool: Pool, name: str = "m") -> Actor:
