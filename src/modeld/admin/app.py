@@ -1,29 +1,37 @@
 """The admin application, and the Unix socket it listens on.
 
-Routes: GET /status · POST /models/{name}/load|unload|restart · GET /models/{name}/logs · GET /events. The
-last two take `?follow=1`. Everything that lasts is NDJSON, one write per line.
+Routes: GET /status · GET /devices · POST /models/{name}/load|unload|restart (load takes `?force=1`) ·
+GET /models/{name}/estimate · GET /models/{name}/logs · GET /events (these two take `?follow=1`) ·
+POST /changes. Everything that lasts is NDJSON, one write per line.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from modeld import errors
-from modeld.admin.ports import Supervisor
-from modeld.admin.schemas import DaemonInfo, ErrorBody, ErrorReply, MoveEnd, StatusReply
-from modeld.errors import ModeldError, NotFound, StartupError
-from modeld.supervisor.events import FeedEvent
+from modeld.admin.listen import bind_private
+from modeld.admin.ports import Control, Supervisor
+from modeld.admin.schemas import (
+    LARGEST_CHANGE,
+    Change,
+    ChangeEnd,
+    ChangePlan,
+    DaemonInfo,
+    ErrorBody,
+    ErrorReply,
+    MoveEnd,
+    StatusReply,
+)
+from modeld.admin.stream import Stream, add_streams, tell
+from modeld.errors import BadRequest, ModeldError, NotFound, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +40,10 @@ SHUTDOWN_S = 1.0
 
 STATUS: tuple[tuple[type[ModeldError], int], ...] = (
     (errors.BadRequest, 400),
+    (errors.UsageError, 400),
     (errors.NotFound, 404),
     (errors.MethodNotAllowed, 405),
+    (errors.TooLarge, 413),
     (errors.Overloaded, 429),
     (errors.ModelFailed, 503),
     (errors.ModelUnavailable, 503),
@@ -43,28 +53,25 @@ STATUS: tuple[tuple[type[ModeldError], int], ...] = (
 """HTTP status of an error; anything else is 500."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
 
 
-class _Streams:
-    """The handlers that would otherwise go on for ever."""
-
-    def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[Any]] = set()
-
-
-_STREAMS = web.AppKey("streams", _Streams)
-
-
-def build_admin_app(supervisor: Supervisor, info: Callable[[], DaemonInfo]) -> web.Application:
+def build_admin_app(
+    supervisor: Supervisor, control: Control, info: Callable[[], DaemonInfo]
+) -> web.Application:
     """Return the application; `info` is asked at every GET /status."""
-    handlers = _Handlers(supervisor, info)
-    app = web.Application(middlewares=[_errors_as_json])
-    app[_STREAMS] = _Streams()
-    app.on_shutdown.append(_end_streams)
+    handlers = _Handlers(supervisor, control, info)
+    app = web.Application(middlewares=[_errors_as_json], client_max_size=LARGEST_CHANGE)
+    add_streams(app)
+    # A name is whatever stands between two slashes, braces included; a slash of its own comes as %2F.
+    model = "/models/{name:[^/]+}"
     app.router.add_get("/status", handlers.status)
-    app.router.add_post("/models/{name}/{verb:load|unload|restart}", handlers.move)
-    app.router.add_get("/models/{name}/logs", handlers.logs)
+    app.router.add_get("/devices", handlers.devices)
+    app.router.add_post(model + "/{verb:load|unload|restart}", handlers.move)
+    app.router.add_get(model + "/estimate", handlers.estimate)
+    app.router.add_get(model + "/logs", handlers.logs)
     app.router.add_get("/events", handlers.events)
+    app.router.add_post("/changes", handlers.change)
     return app
 
 
@@ -90,92 +97,68 @@ async def serve_admin(app: web.Application, socket_path: Path) -> AsyncIterator[
                 socket_path.unlink()
 
 
-def bind_private(path: Path) -> socket.socket:
-    """Return a listening-ready Unix socket bound to `path`, never reachable by anybody but its owner."""
-    _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode comes from the umask at bind(); a chmod afterwards would leave a moment of wider access.
-    before = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        listener.close()
-        size = len(os.fsencode(path))
-        raise StartupError(
-            f"cannot listen on the admin socket {path} ({size} bytes): {error.strerror or error}; "
-            "a shorter --state-dir helps when the path is over 100 bytes"
-        ) from error
-    finally:
-        os.umask(before)
-    listener.setblocking(False)
-    return listener
-
-
-def _remove_stale(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return  # nothing there; any other trouble shows at bind()
-    if not stat.S_ISSOCK(mode):
-        raise StartupError(f"{path} is in the way of the admin socket and is not a socket; move it away")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
-    raise StartupError(f"something answers on the admin socket {path}: is another modeld running?")
-
-
-async def _end_streams(app: web.Application) -> None:
-    for task in tuple(app[_STREAMS].tasks):
-        task.cancel()
-
-
 # --- handlers -----------------------------------------------------------------------------------------------
 
 
 class _Handlers:
-    def __init__(self, supervisor: Supervisor, info: Callable[[], DaemonInfo]) -> None:
+    def __init__(self, supervisor: Supervisor, control: Control, info: Callable[[], DaemonInfo]) -> None:
         self._supervisor = supervisor
+        self._control = control
         self._info = info
 
     async def status(self, request: web.Request) -> web.StreamResponse:
         info = msgspec.structs.asdict(self._info())
         return _json(StatusReply(**info, models=self._supervisor.statuses()))
 
+    async def devices(self, request: web.Request) -> web.StreamResponse:
+        return _json(await self._control.devices())
+
+    async def estimate(self, request: web.Request) -> web.StreamResponse:
+        return _json(await self._control.estimate(self._known(request)))
+
     async def move(self, request: web.Request) -> web.StreamResponse:
-        name = self._known(request)
-        move = getattr(self._supervisor, request.match_info["verb"])
-        with self._supervisor.feed.subscribe() as feed:
-            async with _Stream(request) as stream, asyncio.TaskGroup() as group:
-                shown = group.create_task(_show(feed, name, stream))
-                try:
-                    end = MoveEnd(done=await move(name))
-                except Exception as error:
-                    end = MoveEnd(error=_body(error))
-                # The feed's last events are in the queue by now; let them out before the end.
-                await asyncio.sleep(0)
-                shown.cancel()
-            await stream.write(end)
-            return stream.response
+        name, verb, force = self._known(request), request.match_info["verb"], _flag(request, "force")
+        if force and verb != "load":
+            raise BadRequest(f"force goes with load, not with {verb}", param="force")
+
+        async def work() -> MoveEnd:
+            moves = {"unload": self._supervisor.unload, "restart": self._supervisor.restart}
+            move = self._supervisor.load(name, force=force) if verb == "load" else moves[verb](name)
+            done, error = await _outcome(move)
+            return MoveEnd(done, error)
+
+        return await tell(request, self._supervisor.feed, frozenset({name}), work)
+
+    async def change(self, request: web.Request) -> web.StreamResponse:
+        change = await _change(request)
+        for name in change.names if change.kind == "remove" else ():
+            self._check(name)
+        # Planned first also when it is to be carried out: what cannot be is refused with a true status.
+        plan = await self._control.plan(change)
+        if change.dry_run:
+            return _json(plan)
+
+        async def work() -> ChangeEnd:
+            done, error = await _outcome(self._control.apply(change))
+            return ChangeEnd(done, error)
+
+        return await tell(request, self._supervisor.feed, _concerned(plan), work)
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
-        name = self._known(request)
+        name, follow = self._known(request), _flag(request, "follow")
         with self._supervisor.follow_log(name) as lines:  # first, so that no line falls between the two
-            async with _Stream(request) as stream:
+            async with Stream(request) as stream:
                 for line in self._supervisor.log_lines(name):
                     await stream.write(line)
-                if _follows(request):
+                if follow:
                     async for line in lines:
                         await stream.write(line)
             return stream.response
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        follow = _follows(request)
+        follow = _flag(request, "follow")
         with self._supervisor.feed.subscribe(replay=True) as feed:
-            async with _Stream(request) as stream:
+            async with Stream(request) as stream:
                 if follow:
                     async for event in feed:
                         await stream.write(event)
@@ -185,8 +168,13 @@ class _Handlers:
             return stream.response
 
     def _known(self, request: web.Request) -> str:
-        """Return the name in the path. Raises NotFound, with the names there are, before any header."""
+        """Return the name in the path, checked."""
         name = request.match_info["name"]
+        self._check(name)
+        return name
+
+    def _check(self, name: str) -> None:
+        """Raise NotFound, with the names there are, for one that is not configured."""
         try:
             self._supervisor.status(name)
         except NotFound as error:
@@ -194,44 +182,44 @@ class _Handlers:
             raise NotFound(
                 f"no model is named {name!r}; there are: {names}", code="model_not_found"
             ) from error
-        return name
 
 
-class _Stream:
-    """One NDJSON answer; ends quietly when the reader leaves or the socket closes."""
-
-    def __init__(self, request: web.Request) -> None:
-        self._request = request
-        self.response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-
-    async def __aenter__(self) -> _Stream:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._request.app[_STREAMS].tasks.add(task)
-        await self.response.prepare(self._request)
-        return self
-
-    async def write(self, line: msgspec.Struct) -> None:
-        await self.response.write(msgspec.json.encode(line) + b"\n")
-
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
-        self._request.app[_STREAMS].tasks.discard(self._task)
-        return kind is not None and issubclass(kind, ConnectionError)
+async def _outcome(work: Awaitable[T]) -> tuple[T | None, ErrorBody | None]:
+    try:
+        return await work, None
+    except Exception as error:
+        return None, _body(error)
 
 
-async def _show(feed: AsyncIterator[FeedEvent], name: str, stream: _Stream) -> None:
-    with suppress(ConnectionError):  # nobody reads any more; the move goes on
-        async for event in feed:
-            if event.kind == "lost" or (event.model == name and event.kind in ("state", "progress")):
-                await stream.write(event)
+def _concerned(plan: ChangePlan) -> frozenset[str]:
+    changed = (item.name for item in (*plan.replaces, *plan.updates))
+    return frozenset({*plan.adds, *plan.removes, *changed})
 
 
-def _follows(request: web.Request) -> bool:
-    value = request.query.get("follow", "0")
+# --- reading requests ---------------------------------------------------------------------------------------
+
+
+def _flag(request: web.Request, name: str) -> bool:
+    value = request.query.get(name, "0")
     if value not in ("0", "1"):
-        raise errors.BadRequest(f"follow must be 0 or 1, not {value!r}", param="follow")
+        raise BadRequest(f"{name} must be 0 or 1, not {value!r}", param=name)
     return value == "1"
+
+
+async def _change(request: web.Request) -> Change:
+    try:
+        change = msgspec.json.decode(await request.read(), type=Change)
+    except web.HTTPRequestEntityTooLarge:
+        raise TooLarge(
+            f"the change is over {LARGEST_CHANGE // 1024**2} MiB of JSON; add models in several steps"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not a change: {error}") from None
+    if change.kind == "add" and change.document is None:
+        raise BadRequest("a change of kind add needs a document - at `$.document`", param="document")
+    if change.kind == "remove" and not change.names:
+        raise BadRequest("a change of kind remove needs names - at `$.names`", param="names")
+    return change
 
 
 # --- errors -------------------------------------------------------------------------------------------------

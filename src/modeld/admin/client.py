@@ -5,22 +5,37 @@ from __future__ import annotations
 import http.client
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from modeld import errors
-from modeld.admin.schemas import ErrorBody, ErrorReply, MoveEnd, StatusReply
-from modeld.errors import ModeldError, StartupError
+from modeld.admin.schemas import (
+    LARGEST_CHANGE,
+    Change,
+    ChangeEnd,
+    ChangePlan,
+    ChangeResult,
+    DevicesReply,
+    ErrorBody,
+    ErrorReply,
+    EstimateReply,
+    MoveEnd,
+    StatusReply,
+)
+from modeld.errors import ModeldError, StartupError, UsageError
 from modeld.supervisor.events import FeedEvent
 from modeld.supervisor.log_ring import LogLine
 from modeld.supervisor.states import Status
 
 ANSWER_S = 10.0
 """A daemon that says nothing for this long, before the first byte of an answer, counts as hung."""
+
+WORK_S = 60.0
+"""The same for an answer that needs files to be read first: an estimate, a plan."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,25 +51,61 @@ class AdminClient:
         with self._answer("GET", "/status") as answer:
             return self._decode(answer.read(), StatusReply)
 
-    def move(self, name: str, verb: str) -> Iterator[FeedEvent | Status]:
+    def devices(self) -> DevicesReply:
+        """Return the machine's memories and the loaders, as the daemon sees them now."""
+        with self._answer("GET", "/devices", patience=WORK_S) as answer:
+            return self._decode(answer.read(), DevicesReply)
+
+    def estimate(self, name: str) -> EstimateReply:
+        """Return a model's footprint, line by line."""
+        with self._answer("GET", f"{_model(name)}/estimate", patience=WORK_S) as answer:
+            return self._decode(answer.read(), EstimateReply)
+
+    def plan(self, change: Change) -> ChangePlan:
+        """Return what a change would do, and do nothing."""
+        with self._changes(msgspec.structs.replace(change, dry_run=True)) as answer:
+            return self._decode(answer.read(), ChangePlan)
+
+    def apply(self, change: Change) -> Iterator[FeedEvent | ChangeResult]:
+        """Carry a change out: yield what happens, then its result as the last item.
+
+        Raises what the daemon refuses it with (then nothing has changed). Leaving the iteration early does
+        not stop the change.
+        """
+        with self._changes(msgspec.structs.replace(change, dry_run=False)) as answer:
+            for line in self._lines(answer):
+                if _ends(line):
+                    end = self._decode(line, ChangeEnd)
+                    if end.done is None:
+                        raise _error(end.error)
+                    yield end.done
+                    return
+                yield self._decode(line, FeedEvent)
+        raise StartupError(
+            "modeld stopped before the change was over; part of it may be done: "
+            "start modeld again, see `modeld ctl status`, and repeat the command"
+        )
+
+    def move(self, name: str, verb: str, force: bool = False) -> Iterator[FeedEvent | Status]:
         """Load, unload or restart a model: yield what happens, then its Status as the last item.
 
-        Raises the move's error at its end. Leaving the iteration early does not stop the move.
+        `force` goes with load: it evicts busy models too. Raises the move's error at its end. Leaving the
+        iteration early does not stop the move.
         """
-        with self._answer("POST", f"/models/{quote(name, safe='')}/{verb}") as answer:
+        with self._answer("POST", f"{_model(name)}/{verb}" + ("?force=1" if force else "")) as answer:
             for line in self._lines(answer):
-                if line.startswith((b'{"done"', b'{"error"')):
+                if _ends(line):
                     end = self._decode(line, MoveEnd)
-                    if end.done is not None:
-                        yield end.done
-                        return
-                    raise _error(end.error or ErrorBody("no reason given", "internal_error"))
+                    if end.done is None:
+                        raise _error(end.error)
+                    yield end.done
+                    return
                 yield self._decode(line, FeedEvent)
         raise StartupError(f"modeld stopped before {verb} of {name} was over")
 
     def logs(self, name: str, *, follow: bool = False) -> Iterator[LogLine]:
         """Yield the kept lines of a model's worker, oldest first; with `follow` go on until modeld stops."""
-        with self._answer("GET", f"/models/{quote(name, safe='')}/logs?follow={follow:d}") as answer:
+        with self._answer("GET", f"{_model(name)}/logs?follow={follow:d}") as answer:
             for line in self._lines(answer):
                 yield self._decode(line, LogLine)
 
@@ -64,16 +115,28 @@ class AdminClient:
             for line in self._lines(answer):
                 yield self._decode(line, FeedEvent)
 
+    def _changes(self, change: Change) -> AbstractContextManager[http.client.HTTPResponse]:
+        body = msgspec.json.encode(change)
+        if len(body) > LARGEST_CHANGE:  # found out by the daemon it would only be a broken pipe here
+            raise UsageError(
+                f"the change is {len(body) / 1024**2:.1f} MiB of JSON, the limit is "
+                f"{LARGEST_CHANGE // 1024**2} MiB; add the models in several steps"
+            )
+        return self._answer("POST", "/changes", body, patience=WORK_S)
+
     @contextmanager
-    def _answer(self, method: str, target: str) -> Iterator[http.client.HTTPResponse]:
-        connection = _UnixConnection(self._path)
+    def _answer(
+        self, method: str, target: str, body: bytes | None = None, *, patience: float | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        patience = ANSWER_S if patience is None else patience
+        connection = _UnixConnection(self._path, patience)
         try:
             try:
-                connection.request(method, target)
+                connection.request(method, target, body)
                 answer = connection.getresponse()
             except (TimeoutError, BlockingIOError) as error:
                 raise StartupError(
-                    f"modeld does not answer on {self._path} (waited {ANSWER_S:g} s): it hangs"
+                    f"modeld does not answer on {self._path} (waited {patience:g} s): it hangs"
                 ) from error
             except PermissionError as error:
                 raise StartupError(
@@ -112,13 +175,13 @@ class AdminClient:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("modeld", timeout=ANSWER_S)
+    def __init__(self, path: Path, patience: float) -> None:
+        super().__init__("modeld", timeout=patience)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(ANSWER_S)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
     def endless(self) -> None:
@@ -127,7 +190,22 @@ class _UnixConnection(http.client.HTTPConnection):
             self.sock.settimeout(None)
 
 
-def _error(body: ErrorBody) -> ModeldError:
-    classes: dict[str, Any] = {"not_found": errors.NotFound, "bad_request": errors.BadRequest}
-    error: ModeldError = classes.get(body.kind, ModeldError)(body.message, code=body.code)
-    return error
+def _model(name: str) -> str:
+    return f"/models/{quote(name, safe='')}"
+
+
+def _ends(line: bytes) -> bool:
+    """Say whether a line of a stream is its last one, by its form; an event begins with its time."""
+    return line.startswith((b'{"done"', b'{"error"', b"{}"))
+
+
+_CLASSES: dict[str, type[ModeldError]] = {
+    kind.kind: kind
+    for kind in (errors.NotFound, errors.BadRequest, errors.UsageError, errors.ConfigError, errors.TooLarge)
+}
+"""Errors that a caller tells apart by their class; the rest are plain ModeldErrors with their code."""
+
+
+def _error(body: ErrorBody | None) -> ModeldError:
+    body = body or ErrorBody("no reason given", "internal_error")
+    return _CLASSES.get(body.kind, ModeldError)(body.message, code=body.code)

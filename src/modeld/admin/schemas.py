@@ -65,6 +65,9 @@ class EstimateReply(msgspec.Struct, frozen=True):
 
 Strategy = Literal["blue_green", "stop_start"]
 
+LARGEST_CHANGE = 4 * 1024**2
+"""Most bytes of a `Change` as JSON; a configuration file is at most 1 MiB, aliases may make more of it."""
+
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """POST /changes: a change to the running daemon's models.
