@@ -35,8 +35,9 @@ class Demand:
 class Space:
     """One device as the scheduler sees it.
 
-    `total`: its memory. `usable`: what models may hold in all: total, less headroom, less what other programs
-    use, or the owner's budget when that is smaller. `others`: what other programs use, in words for a
+    `total`: its memory. `limit`: what models may hold in all when nobody else uses it: total less headroom, or
+    the owner's budget when that is smaller (None: as `usable`); a demand over it can never be met. `usable`:
+    what models may hold in all now: `limit`, less what other programs use. `others`: what other programs use, in words for a
     refusal, e.g. "1.9 GiB used by other programs (pid 4312: 1.8 GiB)"; "" when it is nothing. `ok` is False
     for a device that cannot be used now (`message` says why); its holdings stay counted.
     """
@@ -49,6 +50,7 @@ class Space:
     others: str = ""
     ok: bool = True
     message: str = ""
+    limit: int | None = None
 
 
 class Phase(enum.Enum):
