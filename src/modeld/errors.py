@@ -103,10 +103,24 @@ class ModelFailed(ModeldError):
 
 
 class ModelUnavailable(ModeldError):
-    """The model cannot serve at this moment: stopped, draining, or no memory free (HTTP 503)."""
+    """The model cannot serve at this moment: stopped, draining, or no memory free (HTTP 503).
+
+    `retry_after` is in seconds, None when nobody can say.
+    """
 
     kind = "model_unavailable"
     default_code = "model_unavailable"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, code=code, param=param)
+        self.retry_after = retry_after
 
 
 class DeadlineExceeded(ModeldError):

@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from modeld.errors import ModeldError, NotFound
+from modeld.errors import ModeldError
 from modeld.gateway.ports import Stream
 from modeld.ids import Identity
 from modeld.protocol.messages import Facts
 from modeld.protocol.tasks import ChatTask, Event, Finish, Task, Text, Usage
+from modeld.supervisor.admission import Priority
 from modeld.supervisor.states import State, Status
 
 Answer = list[Event] | ModeldError | None
@@ -26,12 +28,15 @@ def model(
     state: State = State.READY,
     message: str = "",
     facts: Facts | None = None,
+    gateway: str = "",
+    aliases: tuple[str, ...] = (),
+    on_demand: bool = False,
 ) -> Status:
-    """Return the snapshot of a model."""
+    """Return the snapshot of a model; `name` is what callers of its gateway use."""
     if facts is None and state is State.READY:
         facts = Facts(loader="fake", device="cpu", context_length=2048, capabilities=("chat", "completion"))
     return Status(
-        name=name,
+        name=f"{gateway}/{name}" if gateway else name,
         usecase=usecase,
         loader="fake",
         state=state,
@@ -39,6 +44,10 @@ def model(
         message=message,
         since=0.0,
         facts=facts,
+        served_name=name,
+        gateway=gateway,
+        aliases=aliases,
+        on_demand=on_demand,
     )
 
 
@@ -90,33 +99,65 @@ class FakeStream:
         return answer
 
 
+class FakeCall(NamedTuple):
+    """What a call was opened with; `model` is the pool's key."""
+
+    model: str
+    task: Task
+    identity: Identity
+    priority: Priority
+    keep_alive: float | None
+
+
 @dataclass
 class FakePool:
-    """Models by name, and a script for each call.
+    """Models by the pool's key, and a script for each call. Gateways are those the models name.
 
-    `answer` is called for every call; its result is the script, or an error to raise on entering.
+    `answer` is called for every call; its result is the script, or an error to raise on entering. `scans`
+    counts how often all snapshots were asked for.
     """
 
     models: dict[str, Status] = field(default_factory=lambda: {"tiny": model("tiny")})
     answer: Callable[[str, Task], list[Answer] | ModeldError] | None = None
-    calls: list[tuple[str, Task, Identity]] = field(default_factory=list)
+    calls: list[FakeCall] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
+    scans: int = 0
+
+    @classmethod
+    def of(cls, *models: Status) -> FakePool:
+        """Return a pool of these models."""
+        return cls(models={status.name: status for status in models})
 
     def statuses(self) -> tuple[Status, ...]:
         """Return all snapshots."""
+        self.scans += 1
         return tuple(self.models.values())
 
-    def status(self, name: str) -> Status:
-        """Return one snapshot. Raises NotFound."""
-        if name not in self.models:
-            raise NotFound(f"no model {name}", code="model_not_found")
-        return self.models[name]
+    def gateways(self) -> tuple[str, ...]:
+        """Return the gateways that models name."""
+        return tuple(sorted({status.gateway for status in self.models.values()} - {""}))
+
+    def find(self, gateway: str, name: str) -> Status | None:
+        """Return the model of that served name or alias."""
+        for status in self.models.values():
+            if status.gateway == gateway and name in (status.served_name, *status.aliases):
+                return status
+        return None
 
     @asynccontextmanager
-    async def open(self, model: str, task: Task, identity: Identity) -> AsyncIterator[Stream]:
+    async def open(
+        self,
+        model: str,
+        task: Task,
+        identity: Identity,
+        *,
+        priority: Priority = Priority.INTERACTIVE,
+        keep_alive: float | None = None,
+    ) -> AsyncIterator[Stream]:
         """Play the script; leaving before its end is remembered as `cancelled`."""
-        self.calls.append((model, task, identity))
+        assert model in self.models
+        self.calls.append(FakeCall(model, task, identity, priority, keep_alive))
         script = said(n=task.n) if self.answer is None else self.answer(model, task)
         if isinstance(script, ModeldError):
             raise script
@@ -132,6 +173,6 @@ class FakePool:
 
 def last_chat(pool: FakePool) -> ChatTask:
     """Return the task of the last call."""
-    task = pool.calls[-1][1]
+    task = pool.calls[-1].task
     assert isinstance(task, ChatTask)
     return task

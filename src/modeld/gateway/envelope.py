@@ -44,6 +44,9 @@ BUG = Row(500, "server_error")
 HOPELESS = (errors.ModelFailed, errors.DeadlineExceeded)
 """Server errors that SDKs would retry by themselves, which changes nothing or costs a second generation."""
 
+LONGEST_WAIT_S = 3600.0
+"""The most that a client is told to wait; by then much may have changed."""
+
 CLIENT_CLOSED = 499
 """The status a request is counted under whose client left before the answer; never sent."""
 
@@ -88,6 +91,13 @@ def envelope(error: BaseException, request_id: RequestId) -> bytes:
     return body(error.message, row.type, error.param, error.code)
 
 
+def _wait(known: float | None, usual: float) -> float:
+    """Return for how many seconds to wait: what the error knows, if that is a time, else what is usual."""
+    if known is None or not math.isfinite(known):
+        return usual
+    return min(max(known, 0.0), LONGEST_WAIT_S)
+
+
 def to_response(error: BaseException, request_id: RequestId) -> web.Response:
     """Return the whole HTTP answer to an error, with what retrying clients need to know."""
     row = row_of(error)
@@ -95,7 +105,7 @@ def to_response(error: BaseException, request_id: RequestId) -> web.Response:
     if hopeless(error):
         headers["x-should-retry"] = "false"
     elif row.retry_after is not None:
-        seconds = float(getattr(error, "retry_after", row.retry_after))
+        seconds = _wait(getattr(error, "retry_after", None), row.retry_after)
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
         headers["retry-after-ms"] = str(max(1, math.ceil(seconds * 1000)))
     if row.status == 401:

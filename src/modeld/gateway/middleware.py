@@ -164,8 +164,9 @@ def _fields(request: web.Request, exchange: Exchange, now: float) -> dict[str, o
 
 
 def _endpoint(request: web.Request) -> str:
+    """Return the route's path, the same at all gateways: the model's label tells them apart."""
     resource = request.match_info.route.resource
-    return UNKNOWN if resource is None else resource.canonical
+    return UNKNOWN if resource is None else resource.canonical.removeprefix(routing.SEGMENT)
 
 
 def _gone(request: web.Request) -> bool:

@@ -1,8 +1,17 @@
-"""From the model name in a request to a model that can serve it, and the handlers' shared parts."""
+"""From a request's path, model name and headers to a model that can serve it; the handlers' shared parts.
+
+Every route under /v1 answers twice: at /v1 for the default gateway, and at /NAME/v1 for the gateway of that
+name. Gateways and models come and go in a running daemon, so the path only carries the name, and which ones
+there are is asked at each request.
+"""
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -11,8 +20,22 @@ from modeld.errors import BadRequest, NotFound
 from modeld.gateway.exchange import Exchange
 from modeld.gateway.ports import Pool
 from modeld.gateway.settings import GatewaySettings
+from modeld.supervisor.admission import Priority
 from modeld.supervisor.states import Status
 from modeld.telemetry.metrics import Metrics
+
+SEGMENT = "/{gateway}"
+"""How the path of a route at a named gateway begins."""
+
+PRIORITY = "X-Modeld-Priority"
+"""Header that says whether somebody waits for the answer: "interactive" (the default) or "background"."""
+
+LONGEST_NEAR_MISS = 200
+"""Names longer than this are not compared with those there are: comparing takes time."""
+
+_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +57,114 @@ KEY = web.AppKey("gateway", Gateway)
 """Where the application carries it."""
 
 
-def find(pool: Pool, name: str, *, param: str | None = "model") -> Status:
-    """Return a model's snapshot. Raises NotFound with OpenAI's code."""
-    try:
-        return pool.status(name)
-    except NotFound:
+def add_get(app: web.Application, path: str, handler: Handler) -> None:
+    """Register a GET route under /v1 at all gateways."""
+    app.router.add_get(path, handler)
+    app.router.add_get(SEGMENT + path, handler)
+
+
+def add_post(
+    app: web.Application,
+    path: str,
+    handler: Handler,
+    expect_handler: Callable[[web.Request], Awaitable[web.StreamResponse | None]],
+) -> None:
+    """Register a POST route under /v1 at all gateways."""
+    app.router.add_post(path, handler, expect_handler=expect_handler)
+    app.router.add_post(SEGMENT + path, handler, expect_handler=expect_handler)
+
+
+def gateway_name(request: web.Request, pool: Pool) -> str:
+    """Return the name of the gateway that a request is for, "" for the default one. Raises NotFound."""
+    name = request.match_info.get("gateway", "")
+    if name and name not in (known := pool.gateways()):
         raise NotFound(
-            f"the model {name[:200]!r} does not exist; GET /v1/models lists those that do",
+            f"there is no gateway {name[:200]!r} here; "
+            f"there is the default one at /v1{''.join(f', {other!r} at {base(other)}' for other in known)}",
+            code="gateway_not_found",
+        )
+    return name
+
+
+def base(gateway: str) -> str:
+    """Return the path under which a gateway's routes begin."""
+    return f"/{gateway}/v1" if gateway else "/v1"
+
+
+def find(pool: Pool, gateway: str, name: str, *, param: str | None = "model") -> Status:
+    """Return the snapshot of a gateway's model, by its served name or an alias.
+
+    Names are compared exactly: upper and lower case are different. What nearly fits is named in the error,
+    and never served in its place. Raises NotFound with OpenAI's code.
+    """
+    status = pool.find(gateway, name)
+    if status is None:
+        raise NotFound(
+            f"the model {name[:200]!r} does not exist{_hint(pool, gateway, name)}; "
+            f"GET {base(gateway)}/models lists those that do",
             code="model_not_found",
             param=param,
-        ) from None
+        )
+    return status
 
 
-def resolve(pool: Pool, name: str, usecase: str, exchange: Exchange) -> Status:
-    """Return the snapshot of a model that serves this use. Raises NotFound, BadRequest."""
-    status = find(pool, name)
+def _hint(pool: Pool, gateway: str, name: str) -> str:
+    """Return what a caller who got a name wrong may have meant, "" when nothing is near."""
+    for other in ("", *pool.gateways()):
+        if other != gateway and pool.find(other, name) is not None:
+            where = f"at the gateway {gateway!r}" if gateway else "at the default gateway"
+            return f" {where}, but at {base(other)}"
+    if len(name) > LONGEST_NEAR_MISS:
+        return ""
+    names: dict[str, str] = {}
+    for status in pool.statuses():
+        if status.gateway == gateway:
+            for known in (status.served_name, *status.aliases):
+                names.setdefault(_folded(known), known)
+    near = difflib.get_close_matches(_folded(name), names, n=1, cutoff=0.75)
+    if not near:
+        return ""
+    meant = names[near[0]]
+    rule = " upper and lower case count" if meant.casefold() == name.casefold() else ""
+    return f" (did you mean {meant!r}?{rule})"
+
+
+def _folded(name: str) -> str:
+    """Return a name without what people get wrong: case and punctuation."""
+    return re.sub(r"[\W_]+", "", name[:LONGEST_NEAR_MISS]).casefold()
+
+
+def resolve(request: web.Request, name: str, usecase: str, exchange: Exchange) -> Status:
+    """Return the snapshot of a model that serves this use at the request's gateway.
+
+    Raises NotFound, BadRequest.
+    """
+    pool = request.app[KEY].pool
+    status = find(pool, gateway_name(request, pool), name)
     exchange.model = status.name
     if status.usecase != usecase:
         raise BadRequest(
-            f"the model {status.name!r} is configured for the usecase {status.usecase!r}, "
+            f"the model {name!r} is configured for the usecase {status.usecase!r}, "
             f"this route needs {usecase!r}",
             code="unsupported_task",
             param="model",
         )
     return status
+
+
+def priority(request: web.Request) -> Priority:
+    """Return how urgent a request says it is. Raises BadRequest."""
+    word = request.headers.get(PRIORITY)
+    if word is None:
+        return Priority.INTERACTIVE
+    found = _PRIORITIES.get(word.strip().lower())
+    if found is None:
+        raise BadRequest(
+            f"invalid value for the header {PRIORITY}: {word[:40]!r}; it is interactive or background",
+            code="invalid_value",
+            param=PRIORITY,
+        )
+    return found
 
 
 def sees(status: Status) -> bool | None:

@@ -32,8 +32,9 @@ class StreamOptions(msgspec.Struct):
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Fields of both request bodies. None is absent: SDKs send null for what their caller left out.
 
-    Beyond OpenAI's: `top_k`, `min_p`, `repeat_penalty` (also `repetition_penalty`) and the fields named in
-    `ENGINE_OPTIONS`, which reach the engine under their own names.
+    Beyond OpenAI's: `top_k`, `min_p`, `repeat_penalty` (also `repetition_penalty`), the fields named in
+    `ENGINE_OPTIONS`, which reach the engine under their own names, and `keep_alive`, which is for the
+    supervisor (`gateway.keep_alive` reads it).
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -52,6 +53,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repeat_penalty: NotNegative | None = None
     repetition_penalty: NotNegative | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+
+    keep_alive: float | str | None = None
 
     cache_prompt: bool | None = None
     grammar: str | None = None

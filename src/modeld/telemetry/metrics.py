@@ -6,8 +6,10 @@ are bounded; a name that a stranger made up is counted as "unknown".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +26,31 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of `Metrics.render`."""
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+
+LoadOutcome: TypeAlias = Literal["ready", "failed", "crashed", "out_of_memory", "cancelled"]
+"""How a load ended: "failed" was refused by the loader, "cancelled" by somebody who changed their mind."""
+
+EvictionReason: TypeAlias = Literal["memory", "forced", "out_of_memory", "idle"]
+"""Why a model was unloaded that nobody had told to go: another one needed its memory and it was idle, or busy
+and the owner forced it; an engine ran out of memory; its keep-alive ran out.
+"""
+
+ChangeKind: TypeAlias = Literal["add", "remove", "reconcile", "reload"]
+ChangeOutcome: TypeAlias = Literal["ok", "partial", "refused"]
+"""How a change of the models ended: "partial" when some did not come up, "refused" changed nothing."""
+
+Memory: TypeAlias = Literal["total", "usable", "held", "free"]
+"""Bytes of a device: all; what models may hold; what is promised to them; what the device says is free."""
+
+
+class ReplicaSample(Protocol):
+    """What a scrape reads about one copy of a model."""
+
+    @property
+    def state(self) -> str:
+        """Its state, as a word."""
+        ...
 
 
 class ModelSample(Protocol):
@@ -59,69 +86,101 @@ class ModelSample(Protocol):
         """Restarts after crashes."""
         ...
 
+    @property
+    def footprint(self) -> int:
+        """What one replica takes, or is expected to, in bytes; 0 when that is not known."""
+        ...
+
+    @property
+    def replicas(self) -> Sequence[ReplicaSample]:
+        """Its copies."""
+        ...
+
+
+class DeviceSample(NamedTuple):
+    """What a scrape reads about one device: its id, and bytes as in `Memory`."""
+
+    device: str
+    total: int
+    usable: int
+    held: int
+    free: int
+
 
 class Metrics:
     """One set of metrics with a registry of its own, so that two daemons in one process do not mix."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=SECONDS)
+        self.requests = counter(
             "modeld_requests",
             "Requests by final status; 499: the client left; a stream that failed has its error's status.",
             ["model", "endpoint", "status"],
-            registry=registry,
         )
-        self.request_seconds = Histogram(
+        self.request_seconds = histogram(
             "modeld_request_duration_seconds",
             "From the request's headers to the end of its answer.",
             ["model", "endpoint"],
-            buckets=SECONDS,
-            registry=registry,
         )
-        self.first_token_seconds = Histogram(
+        self.first_token_seconds = histogram(
             "modeld_time_to_first_token_seconds",
             "From the request's headers to the first event of the engine, waiting and loading included.",
             ["model"],
-            buckets=SECONDS,
-            registry=registry,
         )
-        self.requests_in_progress = Gauge(
-            "modeld_requests_in_progress", "Requests being answered.", ["endpoint"], registry=registry
+        self.requests_in_progress = gauge(
+            "modeld_requests_in_progress", "Requests being answered.", ["endpoint"]
         )
-        self.prompt_tokens = Counter(
-            "modeld_prompt_tokens",
-            "Tokens of prompts, those from the cache included.",
-            ["model"],
-            registry=registry,
+        self.prompt_tokens = counter(
+            "modeld_prompt_tokens", "Tokens of prompts, those from the cache included.", ["model"]
         )
-        self.cached_tokens = Counter(
-            "modeld_cached_prompt_tokens",
-            "Tokens of prompts that the cache held.",
-            ["model"],
-            registry=registry,
+        self.cached_tokens = counter(
+            "modeld_cached_prompt_tokens", "Tokens of prompts that the cache held.", ["model"]
         )
-        self.completion_tokens = Counter(
-            "modeld_completion_tokens", "Tokens that models generated.", ["model"], registry=registry
+        self.completion_tokens = counter(
+            "modeld_completion_tokens", "Tokens that models generated.", ["model"]
         )
-        self.stream_chunks = Counter(
-            "modeld_stream_chunks", "Events written to streaming clients.", ["model"], registry=registry
+        self.stream_chunks = counter(
+            "modeld_stream_chunks", "Events written to streaming clients.", ["model"]
         )
-        self.client_disconnects = Counter(
+        self.client_disconnects = counter(
             "modeld_client_disconnects",
             "Requests whose client left before the end of the answer.",
             ["model", "endpoint"],
-            registry=registry,
         )
-        self.auth_failures = Counter(
-            "modeld_auth_failures", "Requests refused by key, host or origin.", ["reason"], registry=registry
+        self.auth_failures = counter(
+            "modeld_auth_failures", "Requests refused by key, host or origin.", ["reason"]
         )
-        self.errors = Counter(
-            "modeld_internal_errors", "Requests that met a bug in modeld.", ["endpoint"], registry=registry
+        self.errors = counter("modeld_internal_errors", "Requests that met a bug in modeld.", ["endpoint"])
+        self.load_seconds = histogram(
+            "modeld_model_load_seconds",
+            "From a worker's start to the end of the load, however it ended.",
+            ["model", "loader", "outcome"],
+            buckets=LOAD_SECONDS,
+        )
+        self.loads = counter("modeld_model_loads", "Loads by how they ended.", ["model", "outcome"])
+        self.evictions = counter(
+            "modeld_evictions", "Models unloaded without having been told to go.", ["model", "reason"]
+        )
+        self.queue_wait_seconds = histogram(
+            "modeld_queue_wait_seconds",
+            "From a request's admission to its slot, loading included.",
+            ["model"],
+        )
+        self.overtaken_calls = counter(
+            "modeld_calls_overtaken",
+            "Times that a waiting request was passed by a later one for a model that was loaded.",
+            ["model"],
+        )
+        self.changes = counter(
+            "modeld_config_changes", "Changes of the models in the running daemon.", ["kind", "outcome"]
         )
         ProcessCollector(registry=registry)
         self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._histograms: dict[tuple[Histogram, tuple[str, ...]], Histogram] = {}
         self._gauges: dict[str, Gauge] = {}
+        self._footprint_errors: dict[str, float] = {}
 
     def request_started(self, endpoint: str) -> None:
         """Count a request in progress."""
@@ -152,9 +211,42 @@ class Metrics:
             self._counter(self.cached_tokens, model).inc(cached_tokens)
             self._counter(self.completion_tokens, model).inc(completion_tokens)
 
+    def model_loaded(self, model: str, loader: str, seconds: float, outcome: LoadOutcome) -> None:
+        """Count a load that ended, well or not."""
+        self._histogram(self.load_seconds, model, loader, outcome).observe(seconds)
+        self._counter(self.loads, model, outcome).inc()
+
+    def evicted(self, model: str, reason: EvictionReason) -> None:
+        """Count a model that was unloaded without having been told to go."""
+        self._counter(self.evictions, model, reason).inc()
+
+    def queue_waited(self, model: str, seconds: float) -> None:
+        """Count what a request waited for its slot; one that did not wait counts with 0."""
+        self._histogram(self.queue_wait_seconds, model).observe(seconds)
+
+    def overtaken(self, model: str, calls: int = 1) -> None:
+        """Count waiting requests for `model` that a later request for another model went before."""
+        self._counter(self.overtaken_calls, model).inc(calls)
+
+    def footprint_measured(self, model: str, expected: int, measured: int) -> None:
+        """Note what a loaded replica takes beside what was expected, in bytes; 0 expected says nothing."""
+        if expected > 0:
+            self._footprint_errors[model] = measured / expected
+
+    def changed(self, kind: ChangeKind, outcome: ChangeOutcome) -> None:
+        """Count a change of the models that is over."""
+        self._counter(self.changes, kind, outcome).inc()
+
     def watch_models(self, samples: Callable[[], Iterable[ModelSample]]) -> None:
-        """Read the models' states from `samples` at each scrape."""
-        self.registry.register(_Models(samples))
+        """Read the models' states from `samples` at each scrape; a removed model's gauges go with it."""
+        self.registry.register(_Models(samples, self._footprint_errors))
+
+    def watch_devices(self, samples: Callable[[], Iterable[DeviceSample]]) -> None:
+        """Read the devices' memory from `samples` at each scrape.
+
+        They should be those of the last look: a scrape must neither block nor keep a GPU awake.
+        """
+        self.registry.register(_Devices(samples))
 
     def render(self) -> bytes:
         """Return everything in Prometheus's text format."""
@@ -182,8 +274,11 @@ class Metrics:
 
 
 class _Models(Collector):
-    def __init__(self, samples: Callable[[], Iterable[ModelSample]]) -> None:
+    def __init__(
+        self, samples: Callable[[], Iterable[ModelSample]], footprint_errors: dict[str, float]
+    ) -> None:
         self._samples = samples
+        self._footprint_errors = footprint_errors
 
     def describe(self) -> Iterable[Metric]:
         return ()  # the samples need not be there yet when this is registered
@@ -192,17 +287,65 @@ class _Models(Collector):
         state = GaugeMetricFamily(
             "modeld_model_state", "1 for the state the model is in.", labels=["model", "state"]
         )
+        replicas = GaugeMetricFamily(
+            "modeld_model_replicas", "Copies of the model by their state.", labels=["model", "state"]
+        )
         memory = GaugeMetricFamily(
-            "modeld_model_memory_bytes", "Memory of the model's worker.", labels=["model"]
+            "modeld_model_memory_bytes", "Memory of the model's workers.", labels=["model"]
+        )
+        footprint = GaugeMetricFamily(
+            "modeld_footprint_bytes", "What one replica takes, or is expected to.", labels=["model"]
+        )
+        ratio = GaugeMetricFamily(
+            "modeld_footprint_error_ratio",
+            "What the last load was measured to take, divided by what had been expected.",
+            labels=["model"],
         )
         flight = GaugeMetricFamily("modeld_model_calls_in_flight", "Calls being worked on.", labels=["model"])
         queued = GaugeMetricFamily("modeld_model_calls_queued", "Calls that wait.", labels=["model"])
         restarts = CounterMetricFamily("modeld_model_restarts", "Restarts after crashes.", labels=["model"])
+        errors = self._footprint_errors
+        names: set[str] = set()
         for sample in self._samples():
+            names.add(sample.name)
             label = [sample.name]
             state.add_metric([sample.name, str(sample.state)], 1)
+            # "ready" always, so that nobody's alert on too few of them loses its series when it matters.
+            counts = Counts({"ready": 0})
+            counts.update(str(replica.state) for replica in sample.replicas)
+            for word, count in counts.items():
+                replicas.add_metric([sample.name, word], count)
             memory.add_metric(label, sample.bytes_used)
+            if sample.footprint:
+                footprint.add_metric(label, sample.footprint)
+            if sample.name in errors:
+                ratio.add_metric(label, errors[sample.name])
             flight.add_metric(label, sample.in_flight)
             queued.add_metric(label, sample.queued)
             restarts.add_metric(label, sample.restarts)
-        yield from (state, memory, flight, queued, restarts)
+        for gone in errors.keys() - names:
+            del errors[gone]
+        yield from (state, replicas, memory, footprint, ratio, flight, queued, restarts)
+
+
+class _Devices(Collector):
+    def __init__(self, samples: Callable[[], Iterable[DeviceSample]]) -> None:
+        self._samples = samples
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        memory = GaugeMetricFamily(
+            "modeld_device_memory_bytes", "Memory of a device, by kind.", labels=["device", "kind"]
+        )
+        for sample in self._samples():
+            sizes: dict[Memory, int] = {
+                "total": sample.total,
+                "usable": sample.usable,
+                "held": sample.held,
+                "free": sample.free,
+            }
+            for kind, size in sizes.items():
+                memory.add_metric([sample.device, kind], size)
+        yield memory

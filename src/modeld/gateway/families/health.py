@@ -16,14 +16,26 @@ UP = frozenset({State.READY})
 DOWN = frozenset({State.STOPPED, State.STOPPING, State.DRAINING})
 """States of a model that is not wanted at present, so nobody waits for it."""
 
+SETTLED = frozenset({State.READY, State.FAILED})
+"""States of an on-demand model that say something about the daemon; in all others it comes when it is called,
+and a swap under way must not take the daemon out of somebody's rotation.
+"""
+
 
 def readiness(statuses: Iterable[Status]) -> dict[str, Any]:
     """Return what `/readyz` says, `uptime_s` aside.
 
-    Expected are all models but those that were stopped; ready means that each of them serves. `status` is ok,
-    starting (some are coming), degraded (some failed), failed (all failed) or empty (none is expected).
+    Expected are all models but those that were stopped, and those that are loaded on demand and are not
+    loaded; ready means that each of them serves. `status` is ok, starting (some are coming), degraded (some
+    failed), failed (all failed) or empty (none is expected, and none would come when called).
     """
-    expected = [status for status in statuses if status.state not in DOWN]
+    expected: list[Status] = []
+    on_demand: list[str] = []
+    for status in statuses:
+        if status.on_demand and status.state not in SETTLED:
+            on_demand.append(status.name)
+        elif status.state not in DOWN:
+            expected.append(status)
     loaded = [status.name for status in expected if status.state in UP]
     failed = {status.name: status.message for status in expected if status.state is State.FAILED}
     pending = {
@@ -32,11 +44,11 @@ def readiness(statuses: Iterable[Status]) -> dict[str, Any]:
         if status.name not in failed and status.state not in UP
     }
     if not expected:
-        word = "empty"
+        word = "ok" if on_demand else "empty"
     elif pending:
         word = "starting"
     elif failed:
-        word = "degraded" if loaded else "failed"
+        word = "degraded" if loaded or on_demand else "failed"
     else:
         word = "ok"
     return {
@@ -46,6 +58,7 @@ def readiness(statuses: Iterable[Status]) -> dict[str, Any]:
         "models_expected": [status.name for status in expected],
         "models_pending": pending,
         "models_failed": failed,
+        "models_on_demand": on_demand,
     }
 
 

@@ -1,11 +1,11 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, at every gateway."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from modeld.gateway import exchange as exchanges
-from modeld.gateway import routing
+from modeld.gateway import keep_alive, routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.families.chat.request import read, to_task
 from modeld.gateway.families.chat.response import ChatChunks, ChatCollector
@@ -17,9 +17,15 @@ async def create(request: web.Request) -> web.StreamResponse:
     """Continue a conversation, as a stream or in one body."""
     gateway, exchange = request.app[routing.KEY], request[exchanges.KEY]
     body = read(await read_json(request, gateway.settings))
-    status = routing.resolve(gateway.pool, body.model, "generate", exchange)
+    status = routing.resolve(request, body.model, "generate", exchange)
     task = to_task(body, vision=routing.sees(status))
-    opening = gateway.pool.open(status.name, task, exchange.identity)
+    opening = gateway.pool.open(
+        status.name,
+        task,
+        exchange.identity,
+        priority=routing.priority(request),
+        keep_alive=keep_alive.seconds(body.keep_alive),
+    )
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
     created = int(gateway.clock.time())
     if body.stream:
@@ -45,4 +51,4 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 def add_routes(app: web.Application) -> None:
     """Register this family's routes."""
-    app.router.add_post("/v1/chat/completions", create, expect_handler=expect)
+    routing.add_post(app, "/v1/chat/completions", create, expect)

@@ -1,11 +1,11 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`, at every gateway."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from modeld.gateway import exchange as exchanges
-from modeld.gateway import routing
+from modeld.gateway import keep_alive, routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.families.completions.merge import merged
 from modeld.gateway.families.completions.request import read, to_tasks
@@ -18,9 +18,13 @@ async def create(request: web.Request) -> web.StreamResponse:
     """Continue one or several prompts, as a stream or in one body."""
     gateway, exchange = request.app[routing.KEY], request[exchanges.KEY]
     body = read(await read_json(request, gateway.settings))
-    status = routing.resolve(gateway.pool, body.model, "generate", exchange)
+    status = routing.resolve(request, body.model, "generate", exchange)
     tasks = to_tasks(body)
-    openings = [gateway.pool.open(status.name, task, exchange.identity) for task in tasks]
+    priority, kept_s = routing.priority(request), keep_alive.seconds(body.keep_alive)
+    openings = [
+        gateway.pool.open(status.name, task, exchange.identity, priority=priority, keep_alive=kept_s)
+        for task in tasks
+    ]
     opening = openings[0] if len(openings) == 1 else merged(openings, tasks[0].n)
     choices = len(tasks) * tasks[0].n
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
@@ -45,4 +49,4 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 def add_routes(app: web.Application) -> None:
     """Register this family's routes."""
-    app.router.add_post("/v1/completions", create, expect_handler=expect)
+    routing.add_post(app, "/v1/completions", create, expect)
