@@ -1,0 +1,1 @@
+"""What the daemon remembers over restarts, in one SQLite file with one writer."""
