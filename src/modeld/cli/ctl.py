@@ -11,9 +11,16 @@ import click
 import msgspec
 
 from modeld.admin.client import AdminClient
-from modeld.cli import render
+from modeld.admin.schemas import StatusReply
+from modeld.cli import machine, render
+from modeld.cli.ctl_change import add, reconcile, reload, remove
+from modeld.cli.output import AS_JSON, document_out, going_on, line_out
+from modeld.cli.progress import progress
+from modeld.cli.table import Screen
+from modeld.cli.words import clock, printable
 from modeld.config import paths
-from modeld.errors import StartupError
+from modeld.errors import ModeldError, StartupError
+from modeld.hardware.machine import HOST
 from modeld.supervisor.events import FeedEvent
 from modeld.supervisor.states import Status
 
@@ -35,23 +42,53 @@ def ctl(context: click.Context, state_dir: Path | None) -> None:
 
 
 @ctl.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+@AS_JSON
 @click.pass_obj
 def status(client: AdminClient, as_json: bool) -> None:
-    """Show every model: state, cause, since when, memory, calls in flight and waiting."""
+    """Show every model: what it does and why, since when, memory, calls in flight and waiting."""
     reply = client.status()
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(reply), indent=2))
+        document_out(reply)
         return
-    click.echo(render.status_page(reply, render.Screen.of(sys.stdout), now=datetime.now().timestamp()))
+    now = datetime.now().timestamp()
+    line_out(render.status_page(reply, Screen.of(sys.stdout), now=now, labels=_labels(client, reply)))
+
+
+@ctl.command()
+@AS_JSON
+@click.pass_obj
+def devices(client: AdminClient, as_json: bool) -> None:
+    """Show the machine's memories, who holds how much of them, and which engines are there."""
+    reply = client.devices()
+    if as_json:
+        document_out(reply)
+        return
+    line_out(machine.devices_page(reply, Screen.of(sys.stdout)))
 
 
 @ctl.command()
 @click.argument("name")
+@AS_JSON
 @click.pass_obj
-def load(client: AdminClient, name: str) -> None:
+def estimate(client: AdminClient, name: str, as_json: bool) -> None:
+    """Show the memory a model takes as a sum, line by line, and where it would go."""
+    reply = client.estimate(name)
+    if as_json:
+        document_out(reply)
+        return
+    line_out(machine.estimate_page(reply, Screen.of(sys.stdout)))
+
+
+# --- one model ----------------------------------------------------------------------------------------------
+
+
+@ctl.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Unload models that are busy, too, if it needs their memory.")
+@click.pass_obj
+def load(client: AdminClient, name: str, force: bool) -> None:
     """Load a model now; ends when it is ready."""
-    _move(client, name, "load")
+    _move(client, name, "load", force)
 
 
 @ctl.command()
@@ -77,7 +114,7 @@ def restart(client: AdminClient, name: str) -> None:
 def logs(client: AdminClient, name: str, follow: bool) -> None:
     """Print the last log lines of a model's worker and engine."""
     for line in client.logs(name, follow=follow):
-        _line(f"{render.clock(line.time)} {render.printable(line.text)}")
+        line_out(f"{clock(line.time)} {printable(line.text)}")
     if follow:
         raise StartupError(STOPPED)
 
@@ -89,25 +126,36 @@ def logs(client: AdminClient, name: str, follow: bool) -> None:
 def events(client: AdminClient, no_follow: bool, as_json: bool) -> None:
     """Print what happens to the models, from the oldest event kept, until interrupted."""
     for event in client.events(follow=not no_follow):
-        _line(msgspec.json.encode(event).decode() if as_json else render.event_line(event))
+        line_out(msgspec.json.encode(event).decode() if as_json else render.event_line(event))
     if not no_follow:
         raise StartupError(STOPPED)
 
 
-def _move(client: AdminClient, name: str, verb: str) -> None:
+for _command in (add, remove, reconcile, reload):
+    ctl.add_command(_command)
+
+
+# --- showing ------------------------------------------------------------------------------------------------
+
+
+def _move(client: AdminClient, name: str, verb: str, force: bool = False) -> None:
     """Show the move's progress on stderr and its outcome on stdout."""
     outcome: Status | None = None
-    with render.progress(f"{verb} {name}", render.Screen.of(sys.stderr)) as show:
-        for item in client.move(name, verb):
+    with going_on(), progress(Screen.of(sys.stderr)) as show:
+        for item in client.move(name, verb, force):
             if isinstance(item, FeedEvent):
                 show(item)
             else:
                 outcome = item
     assert outcome is not None, "AdminClient.move ends with a Status or raises"
-    _line(render.outcome_line(outcome))
+    line_out(render.outcome_line(outcome))
 
 
-def _line(text: str) -> None:
-    """Print and flush: whoever reads a stream wants each line when it comes."""
-    click.echo(text)
-    sys.stdout.flush()
+def _labels(client: AdminClient, reply: StatusReply) -> dict[str, str]:
+    """Ask for the GPUs' short names when a model lies on one; the page does without them if need be."""
+    if all(set(copy.devices) <= {HOST} for model in reply.models for copy in model.replicas):
+        return {}
+    try:
+        return machine.labels(client.devices())
+    except ModeldError:
+        return {}

@@ -20,6 +20,7 @@ from modeld.errors import ConfigError, ModeldError, UsageError
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("modeld.cli.serve:serve", "Run the daemon."),
     "check": ("modeld.cli.check:check", "Read a configuration file and say what is wrong with it."),
+    "doctor": ("modeld.cli.doctor:doctor", "Look whether this machine has what modeld needs."),
     "ctl": ("modeld.cli.ctl:ctl", "Look at and steer a running daemon."),
     "version": ("modeld.cli.main:version", "Print the version."),
 }

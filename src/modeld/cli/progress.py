@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from modeld.cli.render import event_line
+from modeld.cli.table import Screen
+from modeld.cli.words import one_line
 from modeld.supervisor.events import FeedEvent
-from modeld.supervisor.pool import Pool
 from modeld.supervisor.states import State
+
+if TYPE_CHECKING:
+    from modeld.supervisor.pool import Pool
 
 LINE_STEP = 0.1
 """A plain line each time a model's progress has grown by this share, and at each new stage or state."""
@@ -14,6 +25,9 @@ BAR_WIDTH = 16
 """Columns of a terminal for a model's name and its bar; the rest of the line is for words."""
 
 SETTLED = frozenset({State.READY, State.FAILED, State.STOPPED})
+"""States in which a model is not on its way anywhere."""
+
+Show = Callable[[FeedEvent], None]
 
 
 class Lines:
@@ -22,18 +36,81 @@ class Lines:
     def __init__(self) -> None:
         self._shown: dict[str, tuple[str, float]] = {}
 
-    def line(self, event: FeedEvent) -> str | None:
-        """Return the line for an event, or None when the last one, or the log, says enough."""
-        if event.kind != "progress":
-            return None
+    def worth(self, event: FeedEvent) -> bool:
+        """Say whether a progress event tells something that the last ones did not."""
         words = event.message.split()
         stage, done = words[0] if words else "", event.progress or 0.0
         before = self._shown.get(event.model)
         if before is not None and before[0] == stage and done - before[1] < LINE_STEP:
-            return None
+            return False
         self._shown[event.model] = (stage, done)
-        share = f" ({done:.0%})" if event.progress is not None else ""
-        return f"{event.model}: {event.message}{share}"
+        return True
+
+    def line(self, event: FeedEvent) -> str | None:
+        """Return the line for an event, or None when the last one, or the log, says enough."""
+        if event.kind != "progress" or not self.worth(event):
+            return None
+        share = f" ({event.progress:.0%})" if event.progress is not None else ""
+        return f"{one_line(event.model)}: {one_line(event.message)}{share}"
+
+
+# --- of a command -------------------------------------------------------------------------------------------
+
+
+def progress(screen: Screen) -> AbstractContextManager[Show]:
+    """Show the events of a move or a change on stderr: a bar for each model on a terminal, else lines."""
+    return _bars(screen) if screen.width is not None else _lines()
+
+
+@contextmanager
+def _lines() -> Iterator[Show]:
+    lines = Lines()
+
+    def show(event: FeedEvent) -> None:
+        if event.kind != "progress" or lines.worth(event):
+            click.echo(event_line(event), err=True)
+
+    yield show
+
+
+@contextmanager
+def _bars(screen: Screen | None) -> Iterator[Show]:
+    """Draw on stderr, or without a screen on stdout; the bars are gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+    from rich.table import Column
+
+    columns = (
+        TextColumn(
+            "{task.fields[model]}", markup=False, table_column=Column(no_wrap=True, max_width=NAME_WIDTH)
+        ),
+        BarColumn(bar_width=BAR_WIDTH, table_column=Column(min_width=BAR_WIDTH)),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
+    )
+    console = None if screen is None else Console(stderr=True, no_color=not screen.colour)
+    bars: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True, expand=True) as drawn:
+
+        def show(event: FeedEvent) -> None:
+            if not event.model:
+                return
+            if event.model not in bars:
+                bars[event.model] = drawn.add_task("", total=None, model=one_line(event.model))
+            done = event.progress
+            if event.kind == "state" and event.state in SETTLED:
+                done = 1.0 if event.state == State.READY else 0.0
+            words = one_line(event.message) or event.state or ""
+            drawn.update(
+                bars[event.model],
+                description=words if event.progress is None else f"{event.progress:4.0%} {words}",
+                total=1.0 if done is not None else None,
+                completed=done or 0.0,
+            )
+
+        yield show
+
+
+# --- of the daemon in a terminal ----------------------------------------------------------------------------
 
 
 def _all_settled(pool: Pool) -> bool:
@@ -51,27 +128,6 @@ async def show_lines(pool: Pool) -> None:
 
 async def show_bars(pool: Pool) -> None:
     """Draw a bar for each model until every one has settled."""
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn
-    from rich.table import Column
-
-    columns = (
-        TextColumn("{task.fields[model]}", table_column=Column(no_wrap=True, max_width=NAME_WIDTH)),
-        BarColumn(bar_width=BAR_WIDTH, table_column=Column(min_width=BAR_WIDTH)),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1)),
-    )
-    bars: dict[str, TaskID] = {}
-    bar = Progress(*columns, transient=True, expand=True)
-    with pool.feed.subscribe(replay=True) as events, bar as progress:
+    with pool.feed.subscribe(replay=True) as events, _bars(None) as show:
         while not _all_settled(pool):
-            event = await anext(events)
-            if not event.model:
-                continue
-            if event.model not in bars:
-                bars[event.model] = progress.add_task("", total=None, model=event.model)
-            done = event.progress
-            progress.update(
-                bars[event.model],
-                description=event.message.splitlines()[0] if event.message else event.state or "",
-                total=1.0 if done is not None else None,
-                completed=done or 0.0,
-            )
+            show(await anext(events))
