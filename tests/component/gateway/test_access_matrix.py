@@ -11,19 +11,20 @@ from modeld.gateway.app import build_app
 from modeld.gateway.settings import GatewaySettings
 from modeld.telemetry.metrics import Metrics
 from tests.component.gateway.served import CHAT, Serve, chat_body, split
-from tests.fakes.pool import FakePool
+from tests.fakes.pool import FakePool, model
 
 
 def _routes() -> list[tuple[str, str]]:
     app: web.Application = build_app(FakePool(), GatewaySettings(), Metrics(), SystemClock())
     return [
-        (route.method, route.resource.canonical.replace("{id}", "tiny"))
+        (route.method, route.resource.canonical.replace("{id}", "tiny").replace("{gateway}", "side"))
         for route in app.router.routes()
         if route.resource is not None
     ]
 
 
 ROUTES = _routes()
+OWN = {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/metrics", "/readyz")}
 BEYOND = [
     ("GET", "/"),
     ("GET", "/nope"),
@@ -39,8 +40,17 @@ BEYOND = [
     ("HEAD", "/v1/models"),
     ("PATCH", CHAT),
     ("TRACE", "/v1/models"),
+    ("GET", "/nowhere/v1/models"),
+    ("POST", "/nowhere/v1/chat/completions"),
+    ("GET", "/side/health"),
+    ("GET", "/a/side/v1/models"),
+    ("GET", "/%2e%2e/v1/models"),
 ]
 KEYS = ("right-key", "second-key")
+
+
+def _pool() -> FakePool:
+    return FakePool.of(model("tiny"), model("tiny", gateway="side"))
 
 
 def _request(method: str, path: str, *lines: str, host: str = "localhost:8000") -> bytes:
@@ -58,15 +68,9 @@ def _request(method: str, path: str, *lines: str, host: str = "localhost:8000") 
 
 def test_the_routes_are_those_we_mean() -> None:
     """A new route is a new door: it is added here by hand, so that somebody thinks of it."""
-    assert sorted(set(ROUTES)) == [
-        ("GET", "/health"),
-        ("GET", "/metrics"),
-        ("GET", "/readyz"),
+    assert sorted({(method, path) for method, path in ROUTES if not path.startswith("/side/")} - OWN) == [
         ("GET", "/v1/models"),
         ("GET", "/v1/models/tiny"),
-        ("HEAD", "/health"),
-        ("HEAD", "/metrics"),
-        ("HEAD", "/readyz"),
         ("HEAD", "/v1/models"),
         ("HEAD", "/v1/models/tiny"),
         ("POST", "/v1/chat/completions"),
@@ -74,10 +78,16 @@ def test_the_routes_are_those_we_mean() -> None:
     ]
 
 
+def test_every_route_of_the_api_is_at_every_gateway() -> None:
+    """What answers under /v1 answers under /NAME/v1 too, and nothing else does."""
+    at_default = {(method, path) for method, path in ROUTES if path.startswith("/v1/")}
+    assert {(method, f"/side{path}") for method, path in at_default} == set(ROUTES) - at_default - OWN
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES + BEYOND)
 async def test_a_key_is_needed_everywhere_but_for_health(serve: Serve, method: str, path: str) -> None:
     """Without a key and with a wrong one it is 401, also for what does not exist; with one it is not."""
-    gateway = await serve(api_keys=KEYS)
+    gateway = await serve(_pool(), api_keys=KEYS)
     for line in ((), ("Authorization: Bearer wrong",), ("x-api-key: right-keys",), ("Upgrade: websocket",)):
         status, headers, _ = split(await gateway.raw(_request(method, path, *line)))
         assert (status == 401) == (path != "/health")
@@ -91,7 +101,7 @@ async def test_a_key_is_needed_everywhere_but_for_health(serve: Serve, method: s
 @pytest.mark.parametrize(("method", "path"), ROUTES + BEYOND)
 async def test_a_foreign_host_is_refused_everywhere(serve: Serve, method: str, path: str) -> None:
     """Rebinding needs a Host that is not ours: 403 on every route, health included."""
-    gateway = await serve(allowed_hosts=("box.lan",))
+    gateway = await serve(_pool(), allowed_hosts=("box.lan",))
     for host in ("evil.example", "localhost.evil.example:8000", ""):
         assert split(await gateway.raw(_request(method, path, host=host)))[0] == 403
     two = _request(method, path, "Host: evil.example")
@@ -105,7 +115,7 @@ async def test_a_foreign_host_is_refused_everywhere(serve: Serve, method: str, p
 @pytest.mark.parametrize(("method", "path"), ROUTES + BEYOND)
 async def test_a_foreign_page_changes_nothing_and_reads_nothing(serve: Serve, method: str, path: str) -> None:
     """A page that is not allowed gets no CORS header from any route, and 403 where something would happen."""
-    gateway = await serve(cors_origins=("https://app.example",))
+    gateway = await serve(_pool(), cors_origins=("https://app.example",))
     for origin in ("https://evil.example", "null"):
         status, headers, _ = split(await gateway.raw(_request(method, path, f"Origin: {origin}")))
         assert not [name for name in headers if name.startswith("access-control")]
@@ -170,7 +180,7 @@ async def test_the_identity_of_the_key_goes_down_with_the_call(serve: Serve) -> 
             "POST", CHAT, data=chat_body(), headers={"x-api-key": key, "content-type": "application/json"}
         )
         assert response.status == 200
-    assert [identity for _, _, identity in gateway.pool.calls] == [identity_of(key) for key in KEYS]
+    assert [call.identity for call in gateway.pool.calls] == [identity_of(key) for key in KEYS]
 
 
 async def test_a_bind_to_the_network_answers_to_any_name(serve: Serve) -> None:

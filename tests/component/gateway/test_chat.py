@@ -22,7 +22,7 @@ async def test_an_answer_in_one_body(serve: Serve) -> None:
     assert body["choices"][0]["message"]["content"] == "Hello."
     assert body["usage"]["total_tokens"] == 6
     assert last_chat(gateway.pool).sampling.temperature == 0.5
-    assert gateway.pool.calls[-1][2] == "local"
+    assert gateway.pool.calls[-1].identity == "local"
 
 
 async def test_every_answer_carries_its_id_and_its_time(serve: Serve) -> None:
@@ -278,4 +278,4 @@ async def test_the_usage_chunk_goes_only_to_who_asked(serve: Serve) -> None:
         async with gateway.http.post(gateway.url + CHAT, json=body) as response:
             text = await response.text()
         assert ('"usage"' in text) == asked
-        assert isinstance(gateway.pool.calls[-1][1], ChatTask)
+        assert isinstance(gateway.pool.calls[-1].task, ChatTask)

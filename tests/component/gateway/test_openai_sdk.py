@@ -16,8 +16,9 @@ from openai.types.chat import (
 
 from modeld.errors import ModelFailed, WorkerDied
 from modeld.protocol.tasks import Finish, Reasoning, Text, TokenLogprob, ToolCallDelta, TopLogprob, Usage
+from modeld.supervisor.admission import Priority
 from tests.component.gateway.served import Serve, Served
-from tests.fakes.pool import Answer, FakePool, last_chat, said
+from tests.fakes.pool import Answer, FakePool, last_chat, model, said
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 TOOLS: list[ChatCompletionFunctionToolParam] = [
@@ -37,9 +38,9 @@ TOKEN = TokenLogprob(
 
 
 @asynccontextmanager
-async def _client(gateway: Served, key: str = "any") -> AsyncIterator[openai.AsyncOpenAI]:
+async def _client(gateway: Served, key: str = "any", *, at: str = "") -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
-        base_url=gateway.url + "/v1", api_key=key, max_retries=0, _strict_response_validation=True
+        base_url=f"{gateway.url}{at}/v1", api_key=key, max_retries=0, _strict_response_validation=True
     ) as client:
         yield client
 
@@ -51,11 +52,54 @@ async def _serve(serve: Serve, *script: Answer) -> Served:
 async def test_models(serve: Serve) -> None:
     """Listing and retrieving."""
     async with _client(await serve()) as client:
-        assert [model.id async for model in client.models.list()] == ["tiny"]
+        assert [card.id async for card in client.models.list()] == ["tiny"]
         assert (await client.models.retrieve("tiny")).owned_by == "modeld"
         with pytest.raises(openai.NotFoundError) as caught:
             await client.models.retrieve("nope")
     assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("at", ["", "/side"])
+@pytest.mark.parametrize("name", ["tiny", "gpt-4o"])
+async def test_any_gateway_and_any_name_of_a_model(serve: Serve, at: str, name: str) -> None:
+    """With nothing but another base_url, the SDK lists, finds and calls a gateway's models, by alias too."""
+    side = at.removeprefix("/")
+    pool = FakePool.of(
+        model("tiny", gateway=side, aliases=("gpt-4o",)), model("tiny", gateway="elsewhere", aliases=("x",))
+    )
+    async with _client(await serve(pool), at=at) as client:
+        assert [card.id async for card in client.models.list()] == ["tiny", "gpt-4o"]
+        assert (await client.models.retrieve(name)).id == name
+        answer = await client.chat.completions.create(
+            model=name,
+            messages=MESSAGES,
+            extra_body={"keep_alive": "1h"},
+            extra_headers={"X-Modeld-Priority": "background"},
+        )
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model=name, messages=MESSAGES, stream=True
+            )
+        ]
+        completion = await client.completions.create(model=name, prompt="x")
+        with pytest.raises(openai.NotFoundError, match="did you mean 'tiny'"):
+            await client.chat.completions.create(model="TINY", messages=MESSAGES)
+    assert {answer.model, completion.model, *(chunk.model for chunk in chunks)} == {name}
+    assert {call.model for call in pool.calls} == {f"{side}/tiny".lstrip("/")}
+    assert [(call.keep_alive, call.priority) for call in pool.calls] == [
+        (3600.0, Priority.BACKGROUND),
+        (None, Priority.INTERACTIVE),
+        (None, Priority.INTERACTIVE),
+    ]
+
+
+async def test_an_unknown_gateway_is_the_sdk_s_not_found(serve: Serve) -> None:
+    """A wrong base_url is told from a wrong model by its code."""
+    async with _client(await serve(), at="/nope") as client:
+        with pytest.raises(openai.NotFoundError, match="no gateway 'nope'") as caught:
+            await client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert caught.value.code == "gateway_not_found"
 
 
 async def test_chat(serve: Serve) -> None:

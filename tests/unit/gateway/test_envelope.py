@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,27 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     headers = to_response(errors.Overloaded("full", retry_after=1.25), ID).headers
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1250")
     assert "x-should-retry" not in headers
+
+
+@pytest.mark.parametrize(
+    ("known", "seconds", "milliseconds"),
+    [
+        (None, "2", "2000"),
+        (0.25, "1", "250"),
+        (0.0, "1", "1"),
+        (-3.0, "1", "1"),
+        (7.2, "8", "7200"),
+        (1e9, "3600", "3600000"),
+        (math.inf, "2", "2000"),
+        (math.nan, "2", "2000"),
+    ],
+)
+def test_an_unavailable_model_says_when_to_come_back(
+    known: float | None, seconds: str, milliseconds: str
+) -> None:
+    """Whole seconds, at least 1; what nobody knows is the class's usual time, and no value breaks it."""
+    headers = to_response(errors.ModelUnavailable("no memory", retry_after=known), ID).headers
+    assert (headers["retry-after"], headers["retry-after-ms"]) == (seconds, milliseconds)
 
 
 @pytest.mark.parametrize(
