@@ -4,21 +4,66 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from modeld.config.schema import Config, Model
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
     """Check the configuration FILE without starting anything."""
-    from modeld.config.load import load_config
-    from modeld.config.schema import warnings
+    from modeld.config.load import load
 
-    config = load_config(file, os.environ)
-    count = len(config.models)
-    click.echo(f"{file}: ok, {count} model{'' if count == 1 else 's'}")
-    for model in config.models:
-        click.echo(f"  {model.name}: {model.loader}, {model.usecase}, {model.model}")
-    for line in warnings(config):
+    loaded = load(file, os.environ)
+    count = sum(1 for _ in loaded.config.keyed_models())
+    click.echo(f"{file}: ok, {_counted(count, 'model')}")
+    for route, models in _gateways(loaded.config):
+        click.echo(f"{route}:" if models else f"{route}: no models")
+        for model in models:
+            click.echo(f"  {model.name}: {model.loader}, {model.usecase}, {model.model}")
+            click.echo(f"    {_wishes(loaded.config, model)}")
+    for line in loaded.warnings:
         click.echo(f"warning: {line}")
+
+
+def _gateways(config: Config) -> list[tuple[str, tuple[Model, ...]]]:
+    from modeld.config.schema import slug
+
+    default = [("/v1", config.models)] if config.models or not config.gateways else []
+    return default + [(f"/{slug(gateway.name)}/v1", gateway.models) for gateway in config.gateways]
+
+
+def _wishes(config: Config, model: Model) -> str:
+    """Return in one line what a model asks for."""
+    wishes = ["loaded at start" if model.load == "eager" else "loaded on demand", _gpus(model.gpus)]
+    scaling = model.autoscaling_config
+    if scaling is None:
+        wishes.append(_counted(model.num_replicas, "replica"))
+    else:
+        wishes.append(f"{scaling.min_replicas} to {_counted(scaling.max_replicas, 'replica')} by load")
+    seconds = config.keep_alive_for(model)
+    if model.pin:
+        wishes.append("pinned")
+    elif seconds is not None:
+        wishes.append(f"unloaded after {seconds:g} s without a request")
+    if model.priority:
+        wishes.append(f"priority {model.priority}")
+    if model.aliases:
+        wishes.append(f"also called {', '.join(model.aliases)}")
+    return ", ".join(wishes)
+
+
+def _gpus(gpus: float | None) -> str:
+    if gpus is None:
+        return "GPUs as modeld decides"
+    if gpus == 0:
+        return "no GPU"
+    return f"{gpus:g} of a GPU" if gpus < 1 else _counted(int(gpus), "GPU")
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from modeld.config.ray import AUTOSCALING_OPTIONS
 from modeld.config.values import (
     AnchoredText,
     FileOrText,
+    FreeForm,
     Number,
     PlainText,
     Program,
@@ -56,12 +59,10 @@ class VllmEngineKwargs(Section):
     )
     max_num_batched_tokens: Whole | None = Field(default=None, ge=1, description="Tokens in one step.")
     max_num_seqs: Whole | None = Field(default=None, ge=1, description="Sequences in one step.")
-    limit_mm_per_prompt: dict[str, Any] | None = Field(
+    limit_mm_per_prompt: FreeForm | None = Field(
         default=None, description="Media items allowed in a prompt, by kind."
     )
-    mm_processor_kwargs: dict[str, Any] | None = Field(
-        default=None, description="Options of the media processor."
-    )
+    mm_processor_kwargs: FreeForm | None = Field(default=None, description="Options of the media processor.")
 
     @model_validator(mode="before")
     @classmethod
@@ -118,7 +119,7 @@ class LlamaServerConfig(Section):
     flash_attn: Literal["on", "off", "auto"] | None = Field(default=None, description="Flash attention.")
     cache_type_k: CacheType | None = Field(default=None, description="Type of the keys in the KV cache.")
     cache_type_v: CacheType | None = Field(default=None, description="Type of the values in the KV cache.")
-    tensor_split: Annotated[tuple[Number, ...], Field(min_length=1)] | None = Field(
+    tensor_split: Annotated[tuple[Annotated[Number, Field(ge=0)], ...], Field(min_length=1)] | None = Field(
         default=None, description="Share of each GPU, in proportion."
     )
     binary: Program | None = Field(
@@ -175,9 +176,7 @@ class StableDiffusionCppConfig(Section):
     )
     t5xxl_path: AnchoredText | None = Field(default=None, description="T5-XXL encoder of a split checkpoint.")
     vae_path: AnchoredText | None = Field(default=None, description="VAE of a split checkpoint.")
-    model_kwargs: dict[str, Any] = Field(
-        default={}, description="More options, given to the engine as they are."
-    )
+    model_kwargs: FreeForm = Field(default={}, description="More options, given to the engine as they are.")
 
 
 class WhispercppConfig(Section):
@@ -218,19 +217,21 @@ class FakeConfig(Section):
 
 
 class AutoscalingConfig(Section):
-    """Number of replicas by load."""
+    """Number of replicas by load. The defaults are Ray Serve's, which Modelship leaves them to."""
+
+    ignored: ClassVar[Mapping[str, str]] = AUTOSCALING_OPTIONS
 
     min_replicas: Whole = Field(default=1, ge=0, description="Fewest replicas; 0 unloads an idle model.")
     max_replicas: Whole = Field(default=1, ge=1, description="Most replicas.")
-    initial_replicas: Whole | None = Field(default=None, ge=0, description="Replicas at the start.")
-    target_ongoing_requests: Number | None = Field(
-        default=None, gt=0, description="Requests wanted on each replica."
+    initial_replicas: Whole | None = Field(
+        default=None, ge=0, description="Replicas at the start; unset is min_replicas."
     )
-    upscale_delay_s: Number | None = Field(
-        default=None, ge=0, description="Seconds of load before a replica is added."
+    target_ongoing_requests: Number = Field(default=2.0, gt=0, description="Requests wanted on each replica.")
+    upscale_delay_s: Number = Field(
+        default=30.0, ge=0, description="Seconds of load before a replica is added."
     )
-    downscale_delay_s: Number | None = Field(
-        default=None, ge=0, description="Seconds of quiet before one is removed."
+    downscale_delay_s: Number = Field(
+        default=600.0, ge=0, description="Seconds of quiet before one is removed."
     )
 
     @model_validator(mode="after")

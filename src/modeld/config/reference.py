@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import typing
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from modeld.config.outline import is_list, members, section_of
 from modeld.config.schema import Config
-from modeld.config.values import Section
+from modeld.config.values import NEVER, Section
 
 BEGIN = "<!-- config reference: begin -->"
 END = "<!-- config reference: end -->"
@@ -26,15 +27,24 @@ END = "<!-- config reference: end -->"
 _NAMES: dict[Any, str] = {int: "whole number", float: "number", bool: "true/false", SecretStr: "text"}
 
 
-def rows(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Give key, type, default and meaning of every field, depth first, in the schema's order."""
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Give key, type, default and meaning of every field, depth first, in the schema's order.
+
+    A section that stands in two places is spelled out in the first only.
+    """
+    yield from _rows(Config, "", set())
+
+
+def _rows(
+    section: type[Section], prefix: str, shown: set[type[Section]]
+) -> Iterator[tuple[str, str, str, str]]:
+    shown.add(section)
     for name, field in section.model_fields.items():
         key = prefix + name
         below = section_of(field)
-        default = "" if below and below is not Config else _default(field)
-        yield key, _type(field), default, field.description or ""
-        if below is not None:
-            yield from rows(below, key + ("[]." if is_list(field) else "."))
+        yield key, _type(field), "" if below else _default(field), field.description or ""
+        if below is not None and below not in shown:
+            yield from _rows(below, key + ("[]." if is_list(field) else "."), shown)
 
 
 def render() -> str:
@@ -55,9 +65,9 @@ def replaced(document: str, reference: str) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    # A size is an int to Python; its annotation carries this mark for the reader.
-    if "'kind': 'size'" in repr(field):
-        return "size"
+    # A size is an int to Python, a duration a float; the annotation carries a mark for the reader.
+    if mark := re.search(r"'kind': '(\w+)'", repr(field)):
+        return mark[1]
     kinds: list[str] = []
     for member in members(field.annotation):
         if typing.get_origin(member) is typing.Literal:
@@ -80,6 +90,8 @@ def _default(field: FieldInfo) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
+    if value == NEVER:
+        return "never"
     if _type(field) == "size" and value and value % 1024**2 == 0:
         return f"{value // 1024**2}MiB"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,24 +1,19 @@
-"""The configuration file: the daemon's settings, and the models. Every field says what it means."""
+"""The configuration file: settings, and the models by gateway. Every field says what it means."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from modeld.config.engines import (
-    AutoscalingConfig,
-    DiffusersConfig,
-    FakeConfig,
-    LlamaServerConfig,
-    StableDiffusionCppConfig,
-    VllmEngineKwargs,
-    WhispercppConfig,
-)
+from modeld.config.model import Model as Model
 from modeld.config.values import (
+    NEVER,
     AnchoredPath,
+    Duration,
     Listen,
     Number,
     PlainText,
@@ -33,22 +28,8 @@ from modeld.config.values import (
 LARGEST_BODY = 64 * 1024**2
 """Largest `max_request_body` in bytes: what still fits into one frame of the worker link."""
 
-Usecase = Literal["generate", "embed", "transcription", "translation", "tts", "image"]
-LoaderName = Literal[
-    "vllm", "diffusers", "llama_server", "stable_diffusion_cpp", "whispercpp", "sherpa_onnx", "fake"
-]
-
-OPTION_BLOCKS: dict[str, str] = {
-    "vllm": "vllm_engine_kwargs",
-    "diffusers": "diffusers_config",
-    "llama_server": "llama_server_config",
-    "stable_diffusion_cpp": "stable_diffusion_cpp_config",
-    "whispercpp": "whispercpp_config",
-    "fake": "fake_config",
-}
-"""The key under which each loader's options are written."""
-
-_IMAGE_LOADERS = ("diffusers", "stable_diffusion_cpp")
+RESERVED_SLUGS = frozenset({"v1", "health", "readyz", "metrics", "docs", "admin"})
+"""First steps of paths that are the daemon's own: no gateway can have them."""
 
 
 def _api_key(key: SecretStr) -> SecretStr:
@@ -99,128 +80,32 @@ class Engines(Section):
     )
 
 
-class Model(Section):
-    """One model."""
+class Memory(Section):
+    """What models may take of the machine's memory."""
 
-    name: Annotated[PlainText, Field(max_length=200)] = Field(
-        description="Name that callers ask for; unique in the file."
+    ram: Size | None = Field(
+        default=None, description="RAM that models may take of this machine in all; unset is all there is."
     )
-    model: PlainText = Field(
-        description="What to load: a path, `repo`, `repo:glob` or `pypi:package==version/path/in/wheel`."
+    vram: Size | None = Field(
+        default=None, description="Memory that models may take of each GPU; unset is all there is."
     )
-    usecase: Usecase = Field(description="What the model is for; the image loaders may leave it out.")
-    loader: LoaderName = Field(description="Engine that runs it.")
-    num_gpus: Number = Field(
-        default=0, ge=0, description="GPUs: a share of one below 1, else a whole number."
-    )
-    num_cpus: Number = Field(default=0.1, ge=0, description="CPU cores.")
-    num_replicas: Whole = Field(
-        default=1, ge=1, description="Copies that run; not together with autoscaling_config."
-    )
-    autoscaling_config: AutoscalingConfig | None = Field(
-        default=None, description="Number of copies by load."
-    )
-    max_ongoing_requests: Whole | None = Field(
-        default=None, ge=1, description="Requests one copy takes at once."
-    )
-    chat_template_kwargs: dict[str, Any] = Field(
-        default={}, description="Values for the model's chat template."
-    )
-    vllm_engine_kwargs: VllmEngineKwargs | None = Field(
-        default=None, description="Options of the vllm loader."
-    )
-    diffusers_config: DiffusersConfig | None = Field(
-        default=None, description="Options of the diffusers loader."
-    )
-    llama_server_config: LlamaServerConfig | None = Field(
-        default=None, description="Options of the llama_server loader."
-    )
-    stable_diffusion_cpp_config: StableDiffusionCppConfig | None = Field(
-        default=None, description="Options of the stable_diffusion_cpp loader."
-    )
-    whispercpp_config: WhispercppConfig | None = Field(
-        default=None, description="Options of the whispercpp loader."
-    )
-    fake_config: FakeConfig | None = Field(default=None, description="Script of the fake loader.")
-    ram: Size | None = Field(default=None, gt=0, description="Memory it needs, e.g. 6GiB.")
-    vram: Size | None = Field(default=None, gt=0, description="GPU memory it needs, e.g. 6GiB.")
-    start_timeout: Number = Field(default=120, gt=0, description="Seconds a load may go without progress.")
+    headroom: Number = Field(default=0.1, ge=0, le=0.9, description="Share of each memory that is left free.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _implied(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            implied = {}
-            if data.get("loader") in _IMAGE_LOADERS:
-                implied = {"usecase": "image"}
-            elif data.get("loader") == "fake":
-                implied = {"usecase": "generate", "model": "fake"}
-            return {**data, **{key: value for key, value in implied.items() if data.get(key) is None}}
-        return data
 
-    @model_validator(mode="after")
-    def _rules(self) -> Model:
-        for loader, key in OPTION_BLOCKS.items():
-            block = getattr(self, key)
-            if loader != self.loader and block is not None and block.model_fields_set:
-                own = OPTION_BLOCKS.get(self.loader)
-                instead = f"its options go under {own}" if own else "it has no options"
-                raise mistake(
-                    f"belongs to the loader {loader}, this model's is {self.loader}; {instead}", key
-                )
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise mistake(
-                f"is {self.num_gpus:g}: expected a share of one GPU below 1, or a whole number of GPUs",
-                "num_gpus",
-            )
-        if self.autoscaling_config is not None and "num_replicas" in self.model_fields_set:
-            raise mistake(
-                "cannot be set together with autoscaling_config; remove one of them", "num_replicas"
-            )
-        if self.loader in _IMAGE_LOADERS and self.usecase != "image":
-            raise mistake(f"is {self.usecase}, but the loader {self.loader} makes images only", "usecase")
-        if self.loader == "vllm":
-            self._parallel_rules(self.vllm_engine_kwargs or VllmEngineKwargs())
-        return self
+class Gateway(Section):
+    """A further set of models with a route of its own."""
 
-    def _parallel_rules(self, options: VllmEngineKwargs) -> None:
-        gpus, tp, pp = self.num_gpus, options.tensor_parallel_size, options.pipeline_parallel_size
-        if tp * pp == 1 or gpus == 0:
-            return
-        if gpus < 1:
-            raise mistake(
-                f"is {gpus:g}, a share of one GPU, but tensor_parallel_size x pipeline_parallel_size "
-                f"is {tp * pp}; "
-                f"set num_gpus to {tp * pp}, or both sizes to 1",
-                "num_gpus",
-            )
-        if gpus != tp * pp:
-            raise mistake(
-                f"is {gpus:g}, but tensor_parallel_size x pipeline_parallel_size is {tp} x {pp} = {tp * pp}; "
-                "make them equal",
-                "num_gpus",
-            )
+    name: Annotated[PlainText, Field(max_length=100)] = Field(
+        description="Its name; the route is /NAME/v1, in lower case, with - for all but letters and digits."
+    )
+    models: tuple[Model, ...] = Field(
+        default=(), description="Its models, as under the top level's `models`."
+    )
 
-    def options(self) -> dict[str, Any]:
-        """Return the loader's own options as JSON-able values, defaults filled in, paths as text."""
-        if self.loader == "llama_server":
-            return (self.llama_server_config or LlamaServerConfig()).worker_options()
-        if self.loader == "vllm":
-            block = self.vllm_engine_kwargs or VllmEngineKwargs()
-            options = block.model_dump(mode="json", exclude={"model"})
-            if self.num_gpus >= 2 and block.tensor_parallel_size * block.pipeline_parallel_size == 1:
-                options["tensor_parallel_size"] = int(self.num_gpus)
-            return options
-        defaults: dict[str, Section] = {
-            "diffusers": DiffusersConfig(),
-            "stable_diffusion_cpp": StableDiffusionCppConfig(),
-            "whispercpp": WhispercppConfig(),
-            "fake": FakeConfig(),
-        }
-        if self.loader not in defaults:
-            return {}
-        chosen: Section = getattr(self, OPTION_BLOCKS[self.loader]) or defaults[self.loader]
-        return chosen.model_dump(mode="json")
+
+def slug(name: str) -> str:
+    """Return a gateway's name as it stands in its route: lower case, `-` for all but [a-z0-9]; may be ""."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 class Config(Section):
@@ -261,26 +146,106 @@ class Config(Section):
     request_timeout: Number | None = Field(
         default=None, gt=0, description="Seconds one request may take; unset is no limit."
     )
+    queue_timeout: Number | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds a request may wait for a model before it gets 503; unset is no limit.",
+    )
+    keep_alive: Duration = Field(
+        default=NEVER,
+        description="How long a model stays loaded without a request, where it says nothing itself.",
+    )
+    replace_strategy: Annotated[Literal["blue_green", "stop_start"], Word] = Field(
+        default="blue_green",
+        description="How a changed model is replaced: the new one is up before the old one goes "
+        "(when both fit), or after.",
+    )
+    watch: bool = Field(default=False, description="Read this file again whenever it changes.")
+    memory: Memory = Field(default=Memory(), description="What models may take of the machine's memory.")
     log: Log = Field(default=Log(), description="How the daemon logs.")
     engines: Engines = Field(default=Engines(), description="Engines, for all models that use them.")
-    models: tuple[Model, ...] = Field(default=(), description="The models.")
+    models: tuple[Model, ...] = Field(default=(), description="The models of the default gateway, at /v1.")
+    gateways: tuple[Gateway, ...] = Field(
+        default=(), description="More gateways, each with its own models and route."
+    )
 
     @model_validator(mode="after")
-    def _models_together(self) -> Config:
-        first: dict[str, int] = {}
-        for index, model in enumerate(self.models):
-            if model.name in first:
-                raise mistake(
-                    f"the name {model.name!r} is taken by models[{first[model.name]}]; names are unique",
-                    f"models.{index}.name",
-                )
-            first[model.name] = index
+    def _together(self) -> Config:
+        routes: dict[str, int] = {}
+        for index, gateway in enumerate(self.gateways):
+            route, field = slug(gateway.name), f"gateways.{index}.name"
+            if not route:
+                raise mistake("expected a name with a letter a-z or a digit in it, for the route", field)
+            if route in RESERVED_SLUGS:
+                raise mistake(f"the route /{route} is the daemon's own; choose another name", field)
+            if route in routes:
+                other = f"gateways[{routes[route]}]"
+                raise mistake(f"the route /{route} is taken by {other}; choose another name", field)
+            routes[route] = index
+        self._model_names(self.models, "models")
+        for index, gateway in enumerate(self.gateways):
+            self._model_names(gateway.models, f"gateways.{index}.models")
+        self._keys_are_unique()
+        return self
+
+    def _model_names(self, models: tuple[Model, ...], field: str) -> None:
+        """Check what holds within one gateway."""
+        taken: dict[str, int] = {}
+        for index, model in enumerate(models):
             if model.loader == "fake" and not self.allow_fake:
                 raise mistake(
                     "the loader fake is a stand-in for tests; set allow_fake: true to use it",
-                    f"models.{index}.loader",
+                    f"{field}.{index}.loader",
                 )
-        return self
+            names = [(model.name, "name")]
+            names += [(alias, f"aliases.{place}") for place, alias in enumerate(model.aliases)]
+            for name, below in names:
+                if name in taken:
+                    other = taken[name]
+                    whose = (
+                        "this model"
+                        if other == index
+                        else f"the model {models[other].name!r} ({_shown(field, other)})"
+                    )
+                    what = "the name" if below == "name" else f"the alias of {model.name!r},"
+                    raise mistake(
+                        f"{what} {name!r} is taken by {whose}; names and aliases are unique in a gateway",
+                        f"{field}.{index}.{below}",
+                    )
+                taken[name] = index
+
+    def _keys_are_unique(self) -> None:
+        # Only a "/" in a default gateway's name can be mistaken for a gateway.
+        own = {model.name: index for index, model in enumerate(self.models)}
+        for index, gateway in enumerate(self.gateways):
+            for place, model in enumerate(gateway.models):
+                key = f"{slug(gateway.name)}/{model.name}"
+                if key in own:
+                    raise mistake(
+                        f"the model {model.name!r} of the gateway {gateway.name!r} is known as {key!r} to "
+                        f"modeld, which is the name of models[{own[key]}]; rename one of them",
+                        f"gateways.{index}.models.{place}.name",
+                    )
+
+    def keyed_models(self) -> Iterator[tuple[str, str, Model]]:
+        """Give (key, gateway's slug, model) of every model, in the file's order.
+
+        The key is unique in the file: the model's name, outside the default gateway (slug "") "slug/name".
+        """
+        for model in self.models:
+            yield model.name, "", model
+        for gateway in self.gateways:
+            route = slug(gateway.name)
+            for model in gateway.models:
+                yield f"{route}/{model.name}", route, model
+
+    def keep_alive_for(self, model: Model) -> float | None:
+        """Return the seconds after which `model` is unloaded when idle; None is never.
+
+        `pin` comes before the model's own `keep_alive`, and that before the file's.
+        """
+        seconds = self.keep_alive if model.keep_alive is None else model.keep_alive
+        return None if model.pin or seconds == NEVER else seconds
 
     def options_for(self, model: Model) -> dict[str, Any]:
         """Return `model.options()` with what `engines` says filled in where the model says nothing."""
@@ -291,29 +256,5 @@ class Config(Section):
         return options
 
 
-def warnings(config: Config) -> list[str]:
-    """Return one line for each thing the file asks for that this version does not do yet."""
-    lines: list[str] = []
-    for model in config.models:
-        found: list[str] = []
-        if model.loader not in ("llama_server", "fake"):
-            found.append(
-                f"loader: {model.loader} is read, but this version has only llama_server; it will not load"
-            )
-        elif model.usecase != "generate":
-            found.append(f"usecase: {model.usecase} is read, but this version serves only generate")
-        if model.num_replicas > 1:
-            found.append(f"num_replicas: {model.num_replicas} is read, but this version runs one replica")
-        if model.autoscaling_config is not None:
-            found.append("autoscaling_config is read, but this version runs one replica")
-        if 0 < model.num_gpus < 1:
-            found.append(
-                f"num_gpus: {model.num_gpus:g} is read, but this version does not divide a GPU between models"
-            )
-        if model.num_gpus >= 1:
-            found.append(f"num_gpus: {model.num_gpus:g} is read, but the engine takes the GPUs it sees")
-        for key, value in model.chat_template_kwargs.items():
-            if isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
-                found.append(f"chat_template_kwargs.{key}: {value} is text in YAML 1.2; write true or false")
-        lines += [f"model {model.name!r}: {line}" for line in found]
-    return lines
+def _shown(field: str, index: int) -> str:
+    return re.sub(r"\.(\d+)", r"[\1]", f"{field}.{index}")

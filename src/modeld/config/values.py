@@ -1,12 +1,13 @@
-"""The kinds of value a configuration is made of: sizes, paths, whole numbers, the listening address."""
+"""The kinds of value a configuration is made of: sizes, durations, paths, numbers, the listening address."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationInfo,
     model_validator,
 )
@@ -27,6 +29,16 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LARGEST_SIZE = 2**60
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(
+    r"(?=\d)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9}(?:\.\d{1,9})?)s?)?", re.ASCII
+)
+_LONGEST = 100 * 366 * 86400
+_WIDEST = 2**63
+_DEEPEST = 60
+
+NEVER = math.inf
+"""The duration that does not end; written `never` or -1."""
 
 
 def mistake(message: str, field: str | None = None) -> PydanticCustomError:
@@ -54,6 +66,54 @@ def parse_size(value: object) -> int:
     if not 0 <= size <= _LARGEST_SIZE:
         raise mistake(f"{wanted}, from 0 to {_LARGEST_SIZE} bytes")
     return size
+
+
+def parse_duration(value: object) -> float:
+    """Return seconds from a number of seconds, text such as "90", "10m" or "1h30m", or "never" (NEVER).
+
+    Raises PydanticCustomError.
+    """
+    wanted = "expected a duration: seconds, text such as 10m or 1h30m (d, h, m, s), or never"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = NEVER if value in (-1, NEVER) else float(value)
+    elif isinstance(value, str) and (text := value.strip().lower()) in ("never", "-1"):
+        seconds = NEVER
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(text)):
+        seconds = sum(
+            float(number) * factor
+            for number, factor in zip(match.groups(), _SECONDS.values(), strict=True)
+            if number
+        )
+    else:
+        raise mistake(wanted)
+    if seconds != NEVER and not 0 <= seconds <= _LONGEST:
+        raise mistake(f"{wanted}, from 0 to 100 years")
+    return seconds
+
+
+def _spoken_duration(seconds: float) -> float | str:
+    return "never" if seconds == NEVER else seconds
+
+
+def _json(value: Any, depth: int = 0) -> Any:
+    """Refuse what would not be the same after a trip through JSON."""
+    if depth > _DEEPEST:
+        raise mistake(f"nested more than {_DEEPEST} levels deep")
+    match value:
+        case dict():
+            for key, below in value.items():
+                _json(key, depth + 1)
+                _json(below, depth + 1)
+        case list():
+            for below in value:
+                _json(below, depth + 1)
+        case float() if not math.isfinite(value):
+            raise mistake("expected finite numbers")
+        case int() if not -_WIDEST <= value < _WIDEST:
+            raise mistake("expected whole numbers of at most 64 bits")
+        case str() if any("\ud800" <= character <= "\udfff" for character in value):
+            raise mistake("expected text that is Unicode; it holds half of a surrogate pair")
+    return value
 
 
 def _whole(value: object) -> object:
@@ -112,6 +172,15 @@ def _anchor_if_local(value: str, info: ValidationInfo) -> str:
 Whole: TypeAlias = Annotated[int, BeforeValidator(_whole)]
 Number: TypeAlias = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size), Field(json_schema_extra={"kind": "size"})]
+Duration: TypeAlias = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(_spoken_duration, when_used="json"),
+    Field(json_schema_extra={"kind": "duration"}),
+]
+"""Seconds, or NEVER."""
+FreeForm: TypeAlias = Annotated[dict[str, Any], AfterValidator(lambda value: _json(value))]
+"""A mapping that is handed on as it stands; it holds what JSON can hold."""
 PlainText: TypeAlias = Annotated[str, AfterValidator(_plain_text)]
 Word = BeforeValidator(_lower)
 AnchoredPath: TypeAlias = Annotated[Path, AfterValidator(_anchor)]
@@ -127,6 +196,9 @@ Program: TypeAlias = Annotated[Path, AfterValidator(_anchor_program)]
 class Section(BaseModel):
     """Base of every part of the configuration: unknown keys are errors, values do not change."""
 
+    ignored: ClassVar[Mapping[str, str]] = {}
+    """Keys that are accepted and dropped, with a hint for whoever wrote one; `advice` tells of them."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=())
 
     @model_validator(mode="before")
@@ -135,7 +207,9 @@ class Section(BaseModel):
         """A key with nothing after it (all its lines commented out, say) counts as not written."""
         if isinstance(data, Mapping):
             return {
-                key: value for key, value in data.items() if value is not None or key not in cls.model_fields
+                key: value
+                for key, value in data.items()
+                if key not in cls.ignored and (value is not None or key not in cls.model_fields)
             }
         return data
 

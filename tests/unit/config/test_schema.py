@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from modeld.config.engines import FakeConfig
-from modeld.config.schema import LARGEST_BODY, OPTION_BLOCKS, Config, Model, warnings
-from modeld.config.values import Listen, parse_size
+from modeld.config.model import OPTION_BLOCKS, Model
+from modeld.config.schema import LARGEST_BODY, RESERVED_SLUGS, Config, slug
+from modeld.config.values import NEVER, Listen, parse_duration, parse_size
 from modeld.protocol.framing import MAX_FRAME
 from modeld.worker.loaders.fake import Script
 
@@ -76,6 +77,65 @@ def test_what_is_not_a_size_is_refused(text: object) -> None:
     """An ambiguous unit, a sign, an exponent, another type: refused with the form wanted."""
     with pytest.raises(PydanticCustomError, match="expected a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (0, 0),
+        ("0", 0),
+        (90, 90),
+        (1.5, 1.5),
+        ("90", 90),
+        ("10m", 600),
+        ("1h30m", 5400),
+        (" 1D ", 86400),
+        ("2d3h4m5.5s", 2 * 86400 + 3 * 3600 + 4 * 60 + 5.5),
+        ("1h30", 3630),
+        ("never", NEVER),
+        ("Never", NEVER),
+        (-1, NEVER),
+        ("-1", NEVER),
+        (NEVER, NEVER),
+    ],
+)
+def test_durations(text: object, seconds: float) -> None:
+    """A duration is seconds, or text in days, hours, minutes and seconds, or never."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "m",
+        "10 m",
+        "-2",
+        -2,
+        -0.5,
+        "30m1h",
+        "1.5h",
+        "1e3",
+        True,
+        None,
+        [],
+        "9" * 30,
+        1e12,
+        float("nan"),
+        "٣m",
+    ],
+)
+def test_what_is_not_a_duration_is_refused(text: object) -> None:
+    """A unit alone, a wrong order, a sign, another type, centuries: refused with the form wanted."""
+    with pytest.raises(PydanticCustomError, match="expected a duration"):
+        parse_duration(text)
+
+
+@given(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+def test_durations_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
+    """Each unit counts as what it is, whatever stands beside it."""
+    text = f"{days}d{hours}h{minutes}m{seconds}s"
+    assert parse_duration(text) == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 @given(st.integers(0, 2**40), st.sampled_from(["kB", "KiB", "MB", "MiB", "B"]))
@@ -147,6 +207,28 @@ def test_listen_never_fails_otherwise(text: str) -> None:
         ({"llama_server_config": {"parallel": 0}}, "greater than or equal to 1"),
         ({"start_timeout": float("inf")}, "finite"),
         ({"surprise": 1}, "Extra inputs"),
+        ({"load": "lazy"}, "'eager' or 'on_demand'"),
+        ({"pin": True, "load": "on_demand"}, "cannot be on_demand for a pinned model"),
+        ({"pin": True, "keep_alive": "10m"}, "cannot be 600 s for a pinned model"),
+        ({"pin": True, "keep_alive": 0}, "cannot be 0 s for a pinned model"),
+        ({"pin": True, "autoscaling_config": {"min_replicas": 0}}, "a pinned model is never unloaded"),
+        ({"keep_alive": "soon"}, "expected a duration"),
+        ({"priority": 101}, "less than or equal to 100"),
+        ({"priority": -101}, "greater than or equal to -100"),
+        ({"priority": 0.5}, "valid integer"),
+        ({"aliases": "x"}, "valid tuple"),
+        ({"aliases": [""]}, "empty"),
+        ({"num_replicas": 0}, "greater than or equal to 1"),
+        ({"num_cpus": -0.1}, "greater than or equal to 0"),
+        ({"max_ongoing_requests": 0}, "greater than or equal to 1"),
+        ({"autoscaling_config": {"min_replicas": -1}}, "greater than or equal to 0"),
+        ({"autoscaling_config": {"max_replicas": 0, "min_replicas": 0}}, "greater than or equal to 1"),
+        ({"autoscaling_config": {"target_ongoing_requests": 0}}, "greater than 0"),
+        ({"autoscaling_config": {"downscale_delay_s": -1}}, "greater than or equal to 0"),
+        ({"llama_server_config": {"tensor_split": [1, -1]}}, "greater than or equal to 0"),
+        ({"chat_template_kwargs": {"x": [float("nan")]}}, "finite numbers"),
+        ({"chat_template_kwargs": {"x": 2**63}}, "64 bits"),
+        ({"chat_template_kwargs": {"x": "\ud800"}}, "surrogate"),
     ],
 )
 def test_rules_of_a_model(fields: dict[str, Any], words: str) -> None:
@@ -157,7 +239,126 @@ def test_rules_of_a_model(fields: dict[str, Any], words: str) -> None:
 
 def test_names_are_unique() -> None:
     """A second model of the same name is refused, naming the first."""
-    assert "taken by models[0]" in refusal({"models": [model(), model()]})
+    assert "is taken by the model 'm' (models[0])" in refusal({"models": [model(), model()]})
+
+
+def test_aliases_share_the_names_space() -> None:
+    """An alias that is any name or alias of its gateway is refused, and both models are named."""
+    one, two = model(name="one", aliases=["uno"]), model(name="two")
+    for aliases, words in (
+        (["one"], "the alias of 'two', 'one' is taken by the model 'one' (models[0])"),
+        (["x", "uno"], "the alias of 'two', 'uno' is taken by the model 'one' (models[0])"),
+        (["two"], "the alias of 'two', 'two' is taken by this model"),
+        (["x", "x"], "the alias of 'two', 'x' is taken by this model"),
+    ):
+        text = refusal({"models": [one, {**two, "aliases": aliases}]})
+        assert words in text
+        assert "unique in a gateway" in text
+    assert "the name 'uno' is taken by the model 'one' (models[0])" in refusal(
+        {"models": [one, model(name="uno")]}
+    )
+    accepted = Config.model_validate({"models": [one, {**two, "aliases": ["One", "dos"]}]})
+    assert accepted.models[1].aliases == ("One", "dos")
+
+
+def test_gateways_have_names_of_their_own() -> None:
+    """The same names and aliases may stand in two gateways; each model has its own key."""
+    config = Config.model_validate(
+        {
+            "models": [model(aliases=["x"])],
+            "gateways": [{"name": "The Lab!", "models": [model(aliases=["x"])]}, {"name": "b"}],
+        }
+    )
+    assert [(key, gateway) for key, gateway, _ in config.keyed_models()] == [
+        ("m", ""),
+        ("the-lab/m", "the-lab"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"gateways": [{"name": "é !"}]}, "expected a name with a letter a-z or a digit"),
+        ({"gateways": [{"name": "A b"}, {"name": "a--B"}]}, "the route /a-b is taken by gateways[0]"),
+        (
+            {"gateways": [{"name": "g", "models": [model(), model()]}]},
+            "the model 'm' (gateways[0].models[0])",
+        ),
+        ({"gateways": [{"name": "g", "models": [{"name": "f", "loader": "fake"}]}]}, "allow_fake: true"),
+        (
+            {"models": [model(name="g/m")], "gateways": [{"name": "G", "models": [model()]}]},
+            "the model 'm' of the gateway 'G' is known as 'g/m' to modeld, which is the name of models[0]",
+        ),
+        ({"gateways": [{"models": []}]}, "Field required"),
+        ({"gateways": [{"name": "g", "route": "/x"}]}, "Extra inputs"),
+        *(({"gateways": [{"name": name.upper()}]}, f"the route /{name} is the") for name in RESERVED_SLUGS),
+    ],
+)
+def test_rules_of_gateways(document: dict[str, Any], words: str) -> None:
+    """Routes are unique, not the daemon's own, and the models' rules hold in every gateway."""
+    assert words in refusal(document)
+
+
+@given(st.text(max_size=20))
+def test_slugs_are_one_step_of_a_path(name: str) -> None:
+    """A slug is made of lower-case letters, digits and single inner dashes; it is its own slug."""
+    text = slug(name)
+    assert set(text) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert slug(text) == text
+    assert not text.startswith("-")
+    assert not text.endswith("-")
+    assert "--" not in text
+
+
+def test_keep_alive_goes_from_pin_over_the_model_to_the_file() -> None:
+    """A pinned model is never unloaded; else its own duration counts, 0 included; else the file's."""
+    config = Config.model_validate(
+        {
+            "keep_alive": "10m",
+            "models": [
+                model(name="pinned", pin=True),
+                model(name="own", keep_alive=5),
+                model(name="at-once", keep_alive=0),
+                model(name="for-ever", keep_alive="never"),
+                model(name="silent"),
+                model(name="blank", keep_alive=None),
+            ],
+        }
+    )
+    assert [config.keep_alive_for(one) for one in config.models] == [None, 5, 0, None, 600, 600]
+    assert Config().keep_alive_for(one()) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus"),
+    [
+        ({}, None),
+        ({"num_gpus": None}, None),
+        ({"num_gpus": 0}, 0),
+        ({"num_gpus": 0.55}, 0.55),
+        ({"loader": "vllm"}, None),
+        (
+            {
+                "loader": "vllm",
+                "vllm_engine_kwargs": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            },
+            4,
+        ),
+        ({"loader": "vllm", "num_gpus": 0, "vllm_engine_kwargs": {"tensor_parallel_size": 2}}, 0),
+    ],
+)
+def test_no_word_about_gpus_is_not_no_gpu(fields: dict[str, Any], gpus: float | None) -> None:
+    """Unset leaves GPUs to modeld, 0 asks for none, and vLLM's own sizes say how many."""
+    assert one(**fields).gpus == gpus
+
+
+def test_budgets_and_headroom() -> None:
+    """What models may take is sizes and a share."""
+    memory = Config.model_validate({"memory": {"ram": "24GiB", "headroom": 0}}).memory
+    assert (memory.ram, memory.vram, memory.headroom) == (24 * 1024**3, None, 0)
+    assert Config().memory.headroom == 0.1
+    for bad in ({"headroom": 0.95}, {"headroom": -0.1}, {"ram": "1G"}, {"disk": 1}):
+        assert refusal({"memory": bad})
 
 
 def test_fake_needs_leave() -> None:
@@ -214,27 +415,6 @@ def test_the_models_own_binary_wins() -> None:
 def test_tensor_parallel_follows_from_whole_gpus() -> None:
     """Two GPUs and no word on how to use them mean tensor parallelism over both."""
     assert one(loader="vllm", num_gpus=2).options()["tensor_parallel_size"] == 2
-
-
-def test_warnings_name_what_is_read_but_not_done() -> None:
-    """Each setting this version does not act on is one line; a plain model has none."""
-    config = Config.model_validate(
-        {
-            "models": [
-                model(),
-                model(name="a", num_replicas=2, num_gpus=0.5, chat_template_kwargs={"thinking": "off"}),
-                model(name="b", loader="vllm", autoscaling_config={}),
-                model(name="c", usecase="embed"),
-                model(name="d", num_gpus=2),
-            ]
-        }
-    )
-    lines = warnings(config)
-    assert [line.split(": ")[0] for line in lines] == ["model 'a'"] * 3 + ["model 'b'"] * 2 + [
-        "model 'c'",
-        "model 'd'",
-    ]
-    assert lines[0] == "model 'a': num_replicas: 2 is read, but this version runs one replica"
 
 
 def test_api_keys_hide_themselves() -> None:
