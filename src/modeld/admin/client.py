@@ -37,6 +37,9 @@ ANSWER_S = 10.0
 WORK_S = 60.0
 """The same for an answer that needs files to be read first: an estimate, a plan."""
 
+NOT_RUNNING = "not_running"
+"""Code of the StartupError for a daemon that is not there, in contrast to one that cannot be spoken to."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -144,7 +147,8 @@ class AdminClient:
                 ) from error
             except (OSError, http.client.HTTPException) as error:
                 raise StartupError(
-                    f"modeld is not running (no answer on {self._path}); start it with `modeld serve`"
+                    f"modeld is not running (no answer on {self._path}); start it with `modeld serve`",
+                    code=NOT_RUNNING,
                 ) from error
             with answer:
                 if answer.status != 200:
@@ -208,4 +212,6 @@ _CLASSES: dict[str, type[ModeldError]] = {
 
 def _error(body: ErrorBody | None) -> ModeldError:
     body = body or ErrorBody("no reason given", "internal_error")
-    return _CLASSES.get(body.kind, ModeldError)(body.message, code=body.code)
+    error = _CLASSES.get(body.kind, ModeldError)(body.message)
+    error.code = body.code
+    return error

@@ -73,11 +73,6 @@ def doctor(context: click.Context, file: Path | None, state_dir: Path | None) ->
 
     Exits with 1 when something needed is missing; each line says what to do.
     """
-    from modeld.hardware.probe import system_probe
-    from modeld.supervisor.capabilities import Capabilities
-
-    from modeld.clock import SystemClock
-
     screen, wrong = Screen.of(sys.stdout), 0
 
     def tell(findings: Iterable[Finding]) -> None:
@@ -92,12 +87,25 @@ def doctor(context: click.Context, file: Path | None, state_dir: Path | None) ->
     config, found = _configuration(file)
     tell(found)
     wanted = wanted_by(config) if config is not None else None
-    tell(engines(asyncio.run(Capabilities(clock=SystemClock()).all()), wanted))
-    tell(memories(system_probe(os.environ).look(), wanted))
+    tell(engines(_find_engines(), wanted))
+    tell(memories(_look(), wanted))
     chosen = state_dir or (config.state_dir if config is not None else None)
     tell(_state(chosen))
     tell([Finding(Mark.WRONG, f"{count(wrong, 'thing')} to put right")] if wrong else [])
     context.exit(1 if wrong else 0)
+
+
+def _find_engines() -> Mapping[str, Capability]:
+    from modeld.clock import SystemClock
+    from modeld.supervisor.capabilities import Capabilities
+
+    return asyncio.run(Capabilities(clock=SystemClock()).all())
+
+
+def _look() -> Machine:
+    from modeld.hardware.probe import system_probe
+
+    return system_probe(os.environ).look()
 
 
 # --- the file -----------------------------------------------------------------------------------------------
@@ -127,7 +135,7 @@ def wanted_by(config: Config) -> Wanted:
             programs.add(str(binary))
         else:
             models[model.loader] = (*models.get(model.loader, ()), key)
-        if model.gpus or model.vram:
+        if model.gpus:
             gpus.append(key)
     return Wanted(models, frozenset(programs), tuple(gpus))
 

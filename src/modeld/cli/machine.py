@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from modeld.admin.schemas import DeviceReport, DevicesReply, EstimateReply
 from modeld.cli.sentences import said
-from modeld.cli.table import Row, Screen, table
+from modeld.cli.table import NARROWEST, Row, Screen, table
 from modeld.cli.words import cell, memory, one_line
 from modeld.hardware.footprint import Footprint, Where
 from modeld.hardware.machine import Condition, Device
@@ -90,22 +90,22 @@ def estimate_page(reply: EstimateReply, screen: Screen) -> str:
 def _footprint(title: str, footprint: Footprint, screen: Screen) -> Iterator[str]:
     note = said(footprint.note)
     yield from screen.fold(f"{title} ({note})" if note else title)
+    sums: list[tuple[str, str, str]] = []
     for where in Where:
         parts = [(one_line(line.label), line.size) for line in footprint.lines if line.where is where]
-        if not parts:
-            continue
-        total = footprint.total(where)
-        name = where.upper()
-        figures = [_mebibytes(size) for _, size in (*parts, ("", total))]
-        amount = max(map(len, figures))
-        left = max(len(text) for text, _ in (*parts, ("total", 0)))
-        if screen.width is not None:
-            left = max(min(left, screen.width - amount - 9), 10)
-        for (text, _), figure in zip((*parts, (f"total, {memory(total)}", 0)), figures, strict=True):
-            *above, last = Screen(None if screen.width is None else left, False).fold(text) or [""]
-            for line in above:
-                yield f"  {name}  {line}"
-            yield f"  {name}  {last.ljust(left)}  {figure.rjust(amount)}"
+        if parts:
+            total = footprint.total(where)
+            parts.append((f"total, {memory(total)}", total))
+            sums += [(where.upper(), text, _mebibytes(size)) for text, size in parts]
+    left = max((len(text) for _, text, _ in sums), default=0)
+    right = max((len(figure) for _, _, figure in sums), default=0)
+    if screen.width is not None:
+        left = max(min(left, screen.width - right - len("  GPU    ")), NARROWEST)
+    column = Screen(None if screen.width is None else left, colour=False)
+    for name, text, figure in sums:
+        *above, last = column.fold(text) or [""]
+        yield from (f"  {name}  {line}" for line in above)
+        yield f"  {name}  {last.ljust(left)}  {figure.rjust(right)}"
 
 
 def _mebibytes(size: int) -> str:

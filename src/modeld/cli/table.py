@@ -85,18 +85,18 @@ def table(headings: Sequence[str], words: int, rows: Sequence[Row], screen: Scre
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         placed[1] = screen.paint(placed[1], colour)
-        return "  ".join(placed).rstrip()
+        return "  ".join(placed)
 
-    yield line(headings)
+    yield line(headings).rstrip()
     for row in rows:
         cells = list(row.cells)
         below = [text for text in row.below if text]
         if screen.width is None:
-            yield line(cells) + "".join(f"  {text}" for text in ("; ".join(below),) if text)
+            yield "  ".join([line(cells), *(["; ".join(below)] if below else [])]).rstrip()
             continue
         if len(cells[0]) > widths[0]:
             yield from textwrap.wrap(cells[0], screen.width, break_on_hyphens=False)
             cells[0] = ""
-        yield line(cells, row.colour)
+        yield line(cells, row.colour).rstrip()
         for text in below:
             yield from screen.fold(text, row.indent)

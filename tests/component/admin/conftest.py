@@ -14,7 +14,7 @@ from modeld.admin.client import AdminClient
 from modeld.admin.schemas import DaemonInfo
 from modeld.cli.main import modeld
 from modeld.supervisor.states import State
-from tests.component.admin.fake_supervisor import FakeSupervisor, model
+from tests.component.admin.fake_supervisor import FakeControl, FakeSupervisor, model
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Daemon:
     """An admin socket over a fake supervisor."""
 
     supervisor: FakeSupervisor
+    control: FakeControl
     state_dir: Path
 
     @property
@@ -42,9 +43,13 @@ class Daemon:
 async def daemon(short_dir: Path) -> AsyncIterator[Daemon]:
     """Give a served admin socket with two models."""
     supervisor = FakeSupervisor(model("qwen", State.READY, bytes_used=2**30, in_flight=2), model("whisper"))
-    app = build_admin_app(supervisor, lambda: DaemonInfo("0.1.0", 42, 61.0, "http://127.0.0.1:8000"))
+    control = FakeControl(supervisor)
+    info = DaemonInfo("0.1.0", 42, 61.0, "http://127.0.0.1:8000")
+    app = build_admin_app(supervisor, control, lambda: info)
     async with serve_admin(app, short_dir / "admin.sock"):
-        yield Daemon(supervisor, short_dir)
+        yield Daemon(supervisor, control, short_dir)
+    control.go.set()
+    await asyncio.gather(*control.work, return_exceptions=True)
 
 
 Spawn = Callable[..., Awaitable[asyncio.subprocess.Process]]

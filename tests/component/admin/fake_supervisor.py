@@ -1,4 +1,4 @@
-"""A supervisor whose moves end when the test says so."""
+"""A supervisor and a control whose moves and changes end when the test says so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 
+from modeld.admin.schemas import Change, ChangePlan, ChangeResult, DevicesReply, EstimateReply, Outcome
 from modeld.clock import SystemClock
 from modeld.errors import ModeldError, NotFound
 from modeld.supervisor.events import EventFeed
@@ -24,6 +25,10 @@ class FakeSupervisor:
         self.open_moves = 0
         self._statuses = {status.name: status for status in statuses}
 
+    def add(self, status: Status) -> None:
+        self._statuses[status.name] = status
+        self.rings[status.name] = LogRing(SystemClock())
+
     def statuses(self) -> tuple[Status, ...]:
         return tuple(self._statuses.values())
 
@@ -32,8 +37,8 @@ class FakeSupervisor:
             raise NotFound(name)
         return self._statuses[name]
 
-    async def load(self, name: str) -> Status:
-        return await self._move("load", name, State.LOADING, State.READY)
+    async def load(self, name: str, *, force: bool = False) -> Status:
+        return await self._move("load by force" if force else "load", name, State.LOADING, State.READY)
 
     async def unload(self, name: str) -> Status:
         return await self._move("unload", name, State.DRAINING, State.STOPPED)
@@ -77,3 +82,50 @@ def failure(message: str = "no such file: /m.gguf") -> ModeldError:
     from modeld.errors import ModelFailed
 
     return ModelFailed(message)
+
+
+class FakeControl:
+    """A control whose changes end when the test says so; cancelling who waits does not stop them."""
+
+    def __init__(self, supervisor: FakeSupervisor) -> None:
+        self.supervisor = supervisor
+        self.planned = ChangePlan(adds=("new",), unchanged=("qwen", "whisper"))
+        self.refuses: Exception | None = None
+        self.fails: Exception | None = None
+        self.outcomes: tuple[Outcome, ...] = (Outcome("new", True, "ready after 0.1 s."),)
+        self.go = asyncio.Event()
+        self.go.set()
+        self.asked: list[Change] = []
+        self.done: list[Change] = []
+        self.work: set[asyncio.Task[ChangeResult]] = set()
+        self.machine = DevicesReply(())
+        self.estimates: dict[str, EstimateReply] = {}
+
+    async def plan(self, change: Change) -> ChangePlan:
+        self.asked.append(change)
+        if self.refuses is not None:
+            raise self.refuses
+        return self.planned
+
+    async def apply(self, change: Change) -> ChangeResult:
+        work = asyncio.create_task(self._apply(change))
+        self.work.add(work)
+        return await asyncio.shield(work)
+
+    async def _apply(self, change: Change) -> ChangeResult:
+        feed = self.supervisor.feed
+        feed.publish("state", "new", state="loading", cause="add", message="on its way")
+        feed.publish("progress", "new", message="reading weights", progress=0.5)
+        feed.publish("state", "qwen", state="ready")
+        await self.go.wait()
+        if self.fails is not None:
+            raise self.fails
+        self.done.append(change)
+        feed.publish("state", "new", state="ready", cause="add")
+        return ChangeResult(self.planned, self.outcomes)
+
+    async def devices(self) -> DevicesReply:
+        return self.machine
+
+    async def estimate(self, name: str) -> EstimateReply:
+        return self.estimates[name]

@@ -25,8 +25,9 @@ async def test_status(daemon: Daemon) -> None:
     assert head == "modeld 0.1.0, pid 42, up 1m, http://127.0.0.1:8000"
     assert headings.split() == ["MODEL", "STATE", "CAUSE", "SINCE", "MEMORY", "IN-FLIGHT", "QUEUE"]
     assert qwen.split()[:3] == ["qwen", "ready", "start"]
-    assert qwen.split()[-4:] == ["1.0", "GiB", "2", "0"]
+    assert qwen.endswith("1.0 GiB          2      0  serves 2 calls")
     assert whisper.split()[:2] == ["whisper", "stopped"]
+    assert whisper.endswith("not loaded; `modeld ctl load whisper` loads it")
 
 
 async def test_status_as_json(daemon: Daemon) -> None:
@@ -121,7 +122,19 @@ async def test_events_without_following(daemon: Daemon) -> None:
 
 def test_dead_daemon(short_dir: Path) -> None:
     """Without a daemon every command says so in one line, names the socket and the cure, and exits with 1."""
-    for command in (["status"], ["load", "x"], ["logs", "x", "-f"], ["events"]):
+    commands = (
+        ["status"],
+        ["devices"],
+        ["estimate", "x"],
+        ["load", "x", "--force"],
+        ["logs", "x", "-f"],
+        ["events"],
+        ["remove", "x"],
+        ["reconcile", "--dry-run"],
+        ["reload"],
+        ["add", "--model", "org/x:x.gguf"],
+    )
+    for command in commands:
         result = CliRunner().invoke(modeld, ["ctl", "--state-dir", str(short_dir), *command])
         assert result.exit_code == 1
         why = f"modeld is not running (no answer on {short_dir}/admin.sock); start it with `modeld serve`"

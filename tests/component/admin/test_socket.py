@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from modeld.admin import app as admin
 from modeld.admin.app import build_admin_app, serve_admin
@@ -21,10 +22,15 @@ from modeld.errors import NotFound, StartupError
 from modeld.supervisor.events import FeedEvent
 from modeld.supervisor.states import Status
 from tests.component.admin.conftest import Daemon
-from tests.component.admin.fake_supervisor import FakeSupervisor, model
+from tests.component.admin.fake_supervisor import FakeControl, FakeSupervisor, model
 
 LIMIT_S = 20
 INFO = DaemonInfo("0.1.0", 1, 0.0, "http://127.0.0.1:8000")
+
+
+def _app(supervisor: FakeSupervisor | None = None) -> web.Application:
+    supervisor = supervisor or FakeSupervisor()
+    return build_admin_app(supervisor, FakeControl(supervisor), lambda: INFO)
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ async def test_mode_from_the_first_moment(short_dir: Path, monkeypatch: pytest.M
     monkeypatch.setattr(socket.socket, "bind", watched)
     before = os.umask(0)
     try:
-        async with serve_admin(build_admin_app(FakeSupervisor(), lambda: INFO), path):
+        async with serve_admin(_app(), path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert os.umask(0) == 0
     finally:
@@ -61,7 +67,7 @@ async def test_stale_socket_is_replaced(short_dir: Path) -> None:
     path = short_dir / "s"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    async with serve_admin(build_admin_app(FakeSupervisor(model("m")), lambda: INFO), path):
+    async with serve_admin(_app(FakeSupervisor(model("m"))), path):
         reply = await asyncio.to_thread(AdminClient(path).status)
     assert [status.name for status in reply.models] == ["m"]
 
@@ -69,7 +75,7 @@ async def test_stale_socket_is_replaced(short_dir: Path) -> None:
 async def test_living_socket_is_left_alone(daemon: Daemon) -> None:
     """A socket that answers belongs to somebody: the second daemon refuses, the first goes on."""
     with pytest.raises(StartupError, match="is another modeld running"):
-        async with serve_admin(build_admin_app(FakeSupervisor(), lambda: INFO), daemon.socket):
+        async with serve_admin(_app(), daemon.socket):
             pytest.fail("took over a living socket")
     assert (await asyncio.to_thread(daemon.client.status)).pid == 42
 
@@ -79,7 +85,7 @@ async def test_file_in_the_way(short_dir: Path) -> None:
     path = short_dir / "s"
     path.write_text("mine")
     with pytest.raises(StartupError, match="is not a socket"):
-        async with serve_admin(build_admin_app(FakeSupervisor(), lambda: INFO), path):
+        async with serve_admin(_app(), path):
             pytest.fail("bound over a file")
     assert path.read_text() == "mine"
 
@@ -88,7 +94,7 @@ async def test_path_too_long(short_dir: Path) -> None:
     """A path that no socket can have is refused with its length."""
     path = short_dir / ("x" * 120)
     with pytest.raises(StartupError, match=f"{len(str(path))} bytes"):
-        async with serve_admin(build_admin_app(FakeSupervisor(), lambda: INFO), path):
+        async with serve_admin(_app(), path):
             pytest.fail("bound an impossible path")
 
 
@@ -102,6 +108,10 @@ async def test_path_too_long(short_dir: Path) -> None:
         ("POST", "/models/qwen/explode", 404, "not_found"),
         ("GET", "/models/nope/logs?follow=1", 404, "model_not_found"),
         ("GET", "/events?follow=maybe", 400, "invalid_request"),
+        ("POST", "/models/qwen/load?force=yes", 400, "invalid_request"),
+        ("POST", "/models/qwen/unload?force=1", 400, "invalid_request"),
+        ("GET", "/models/nope/estimate", 404, "model_not_found"),
+        ("GET", "/changes", 405, "method_not_allowed"),
     ],
 )
 async def test_errors(http: aiohttp.ClientSession, method: str, path: str, status: int, code: str) -> None:
@@ -164,7 +174,7 @@ async def test_shutdown_ends_streams(short_dir: Path) -> None:
     supervisor.go.clear()
     path = short_dir / "s"
     client = AdminClient(path)
-    async with serve_admin(build_admin_app(supervisor, lambda: INFO), path):
+    async with serve_admin(_app(supervisor), path):
         move = client.move("m", "load")
         await asyncio.to_thread(next, move)
         events = client.events(follow=True)
@@ -230,4 +240,4 @@ def test_hung_daemon(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_statuses_cover_the_callers_faults() -> None:
     """Only defects and the machine's troubles may be 500."""
-    assert {status for _, status in admin.STATUS} == {400, 404, 405, 429, 503, 504}
+    assert {status for _, status in admin.STATUS} == {400, 404, 405, 413, 429, 503, 504}
