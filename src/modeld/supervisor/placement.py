@@ -1,111 +1,220 @@
-"""What fits where: demands in bytes against the memory of devices. Pure."""
+"""What fits where: a place for a demand, and who must go for it. Pure."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from modeld.hardware.machine import Kind
+from modeld.supervisor.books import LOADING, Books, Entry
+from modeld.supervisor.demand import Demand, Found, Holding, Never, Phase, Refusal, Space, gib
+from modeld.supervisor.shortage import explain
+from modeld.supervisor.victims import SUM, Search, choose, cost, ranking
+
+__all__ = [
+    "Demand",
+    "Found",
+    "Holding",
+    "Never",
+    "Phase",
+    "Place",
+    "Refusal",
+    "Space",
+    "find",
+    "gib",
+    "gpu_bytes",
+    "search",
+]
+
+GROUPS = 512
+"""Groups of GPUs that are compared at most; beyond, the cheapest GPUs are taken one by one."""
 
 
-@dataclass(frozen=True)
-class Demand:
-    """What one replica needs. All sizes in bytes.
+def find(
+    demand: Demand,
+    spaces: Sequence[Space],
+    holdings: Sequence[Holding],
+    *,
+    evict: bool,
+    forced: bool = False,
+    prefer: frozenset[str] = frozenset(),
+) -> Found | Refusal:
+    """Return a place for a demand, or why there is none.
 
-    `ram`: host memory. `vram`: GPU memory in all, 0 to run on the host alone. `gpus`: so many whole GPUs,
-    each taken entirely (then `vram` is only a lower bound on their sum). `share`: that part (0..1) of one
-    GPU's total memory, in place of `vram`. `spread`: the engine can split one model over several GPUs, used
-    only when no single one could ever hold it. At most one of `gpus` and `share` is set.
+    `evict`: replicas that serve may be sent away for it, the idle before the busy; without it only those
+    that leave anyway are waited for. `prefer`: replicas chosen before. `forced` changes nothing here: it
+    tells the scheduler not to wait for the busy ones.
     """
-
-    ram: int = 0
-    vram: int = 0
-    gpus: int = 0
-    share: float = 0.0
-    spread: bool = False
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it needs a GPU at all."""
-        return bool(self.vram or self.gpus or self.share)
+    books = Books(spaces, holdings)
+    place = search(books, Search(demand, evict=evict, prefer=prefer))
+    if place is None or any(entry.phase is LOADING for entry in place.leavers):
+        return explain(books, demand)
+    return Found(
+        {books.spaces[at].id: size for at, size in place.devices.items()},
+        frozenset(entry.key for entry in place.leavers),
+    )
 
 
 @dataclass(frozen=True)
-class Space:
-    """One device as the scheduler sees it.
+class Place:
+    """Bytes by device number, and the replicas that must go first."""
 
-    `total`: its memory. `limit`: what models may hold in all when nobody else uses it: total less headroom, or
-    the owner's budget when that is smaller (None: as `usable`); a demand over it can never be met. `usable`:
-    what models may hold in all now: `limit`, less what other programs use. `others`: what other programs use, in words for a
-    refusal, e.g. "1.9 GiB used by other programs (pid 4312: 1.8 GiB)"; "" when it is nothing. `ok` is False
-    for a device that cannot be used now (`message` says why); its holdings stay counted.
+    devices: Mapping[int, int]
+    leavers: Sequence[Entry] = ()
+
+
+def search(books: Books, what: Search) -> Place | None:
+    """Return the best place in the books: one that is free now, else the one whose leavers cost least."""
+    demand = what.demand
+    if demand.ram and not _good_host(books):
+        return None
+    if demand.on_gpu and not books.unified:
+        if demand.gpus:
+            return _whole(books, what)
+        if demand.spread and demand.vram > max((books.usable[at] for at in books.good_gpus), default=0):
+            return _spread(books, what)
+        host = {books.host: demand.ram} if demand.ram and books.host is not None else {}
+        return _cheapest(books, what, [{at: gpu_bytes(books, demand, at)} | host for at in books.good_gpus])
+    if not _good_host(books) or demand.gpus > 1:
+        return None
+    assert books.host is not None
+    return _cheapest(books, what, [{books.host: host_bytes(books, demand)}])
+
+
+def _good_host(books: Books) -> bool:
+    return books.host is not None and books.spaces[books.host].ok
+
+
+def gpu_bytes(books: Books, demand: Demand, at: int) -> int:
+    """Return what a demand for a part of one GPU takes of this one."""
+    return math.ceil(demand.share * books.spaces[at].total) if demand.share else demand.vram
+
+
+def host_bytes(books: Books, demand: Demand) -> int:
+    """Return what a demand takes of the host; on unified memory, its GPU part too.
+
+    A "whole GPU" cannot be parted from the rest of unified memory: there it is counted in bytes, and takes
+    everything only when nobody knows how many.
     """
-
-    id: str
-    kind: Kind
-    label: str
-    total: int
-    usable: int
-    others: str = ""
-    ok: bool = True
-    message: str = ""
-    limit: int | None = None
+    if not books.unified or books.host is None:
+        return demand.ram
+    if demand.gpus and not demand.vram:
+        return max(books.usable[books.host], demand.ram)
+    return demand.ram + gpu_bytes(books, demand, books.host)
 
 
-class Phase(enum.Enum):
-    """How far a replica that holds memory is."""
-
-    LOADING = "loading"  # it may still grow to what it was promised
-    SERVING = "serving"
-    LEAVING = "leaving"  # told to stop, or stopped and its memory not yet seen free
+# --- one device, or one and the host -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Holding:
-    """Memory promised to, or still held by, one replica.
-
-    `replica` is its key, unique in the pool; `model` its model's name. `held` maps device ids to bytes.
-    `idle_s`: seconds since its last request ended (0 when in flight). `reload_s`: seconds its last load took.
-    """
-
-    replica: str
-    model: str
-    held: Mapping[str, int]
-    phase: Phase = Phase.SERVING
-    in_flight: int = 0
-    idle_s: float = 0.0
-    pinned: bool = False
-    priority: int = 0
-    reload_s: float = 0.0
-
-
-class Never(enum.Enum):
-    """Whether waiting can help a refused claim."""
-
-    NO = "no"  # memory is held by models that are busy or leaving: it will come
-    PINNED = "pinned"  # pinned models hold it
-    OTHERS = "others"  # other programs hold it
-    DEVICE = "device"  # the devices it needs are not usable now
-    EVER = "ever"  # this machine cannot hold it at all
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a claim gets no memory now; `message` names the numbers and the holders, in one sentence."""
-
-    message: str
-    never: Never
+def _cheapest(books: Books, what: Search, options: Sequence[Mapping[int, int]]) -> Place | None:
+    """Choose between devices: `options` are bytes by device number, the device in question first."""
+    room = books.room
+    best: tuple[bool, int, int] | None = None
+    found: Mapping[int, int] | None = None
+    for needs in options:
+        for at, size in needs.items():
+            if size > room[at] and size:
+                break
+        else:
+            first = next(iter(needs))
+            key = (first in what.shun, room[first] - needs[first], first)
+            if best is None or key < best:
+                best, found = key, needs
+    if found is not None:
+        return Place(found)
+    places = []
+    for needs in options:
+        if any(size > books.usable[at] for at, size in needs.items()):
+            continue
+        leavers = choose(books, what, {at: _short(books, at, size) for at, size in needs.items()})
+        if leavers is not None:
+            first = next(iter(needs))
+            freed = sum(entry.held.get(first, 0) for entry in leavers)
+            left = books.sure(first) + freed - needs[first]
+            places.append((cost(what, leavers), left, first, Place(needs, leavers)))
+    return min(places, key=lambda option: option[:3])[3] if places else None
 
 
-@dataclass(frozen=True)
-class Found:
-    """A place: bytes on each device, and the replicas that must go first (empty when it is free now)."""
-
-    devices: Mapping[str, int]
-    victims: frozenset[str] = field(default_factory=frozenset)
+def _short(books: Books, at: int, size: int) -> int:
+    """Return the bytes that must still come free on a device."""
+    return 0 if not size or size <= books.room[at] else size - books.sure(at)
 
 
-def gib(size: int) -> str:
-    """Return a size for people: "7.9 GiB", below one GiB "312 MiB"."""
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.0f} MiB"
+# --- several GPUs -------------------------------------------------------------------------------------------
+
+
+def _groups(gpus: Sequence[int], size: int) -> Iterable[tuple[int, ...]]:
+    """Give the groups of so many GPUs; only the first GPUs' when there are too many groups."""
+    if math.comb(len(gpus), size) <= GROUPS:
+        return itertools.combinations(gpus, size)
+    return [tuple(gpus[:size])]
+
+
+def _whole(books: Books, what: Search) -> Place | None:
+    """Find so many GPUs that are empty, or can be made so; engines part a model evenly between them."""
+    demand = what.demand
+    each = max(math.ceil(demand.vram / demand.gpus), 1)
+    ranks = {}
+    for at in books.good_gpus:
+        ranked = [ranking(what, entry) for entry in books.on[at]]
+        if books.usable[at] >= each and not books.spoken[at] and all(ranked):
+            ranks[at] = max((rank[:3] for rank in ranked if rank), default=(-1, False, 0))
+    gpus = sorted(ranks, key=lambda at: (ranks[at], books.usable[at], at))
+    places = []
+    for group in _groups(gpus, demand.gpus):
+        leavers = list({entry.key: entry for at in group for entry in books.on[at]}.values())
+        devices = {at: books.usable[at] for at in group}
+        if demand.ram and books.host is not None:
+            devices[books.host] = demand.ram
+            short = _short(books, books.host, demand.ram)
+            short -= sum(entry.held.get(books.host, 0) for entry in leavers)
+            more = choose(books, what, {books.host: short}, leaving=leavers)
+            if more is None:
+                continue
+            leavers += more
+        size = sum(books.usable[at] for at in group)
+        places.append((cost(what, leavers), size, group, Place(devices, leavers)))
+    return min(places, key=lambda option: (bool(option[3].leavers), *option[:3]))[3] if places else None
+
+
+def _spread(books: Books, what: Search) -> Place | None:
+    """Find the fewest GPUs that hold it together, free ones if there are enough, and part it among them."""
+    demand = what.demand
+    host = {books.host: demand.ram} if demand.ram and books.host is not None else {}
+    largest = sorted(books.good_gpus, key=lambda at: (-books.usable[at], at))
+    sums = list(itertools.accumulate(books.usable[at] for at in largest))
+    sizes = [size for size, total in enumerate(sums, 1) if total >= demand.vram]
+    if all(size <= books.room[at] for at, size in host.items()):
+        roomy = sorted((at for at in largest if books.room[at] > 0), key=lambda at: (-books.room[at], at))
+        for size in sizes:
+            free = [(sum(books.room[at] for at in group), group) for group in _groups(roomy, size)]
+            if fitting := [(total, group) for total, group in free if total >= demand.vram]:
+                room = {at: books.room[at] for at in min(fitting)[1]}
+                return Place(_parted(demand.vram, room) | host)
+    for size in sizes:
+        places = []
+        for group in _groups(largest, size):
+            short = {at: _short(books, at, need) for at, need in host.items()}
+            short |= {at: -books.sure(at) for at in group}
+            short[SUM] = demand.vram - sum(books.sure(at) for at in group)
+            leavers = choose(books, what, short, group=group)
+            if leavers is not None:
+                room = {at: books.sure(at) + sum(e.held.get(at, 0) for e in leavers) for at in group}
+                place = Place(_parted(demand.vram, room) | host, leavers)
+                places.append((cost(what, leavers), sum(room.values()), group, place))
+        if places:
+            return min(places, key=lambda option: option[:3])[3]
+    return None
+
+
+def _parted(size: int, room: Mapping[int, int]) -> dict[int, int]:
+    """Part bytes among devices in proportion to their room."""
+    total = sum(room.values())
+    parts = {at: size * space // total for at, space in room.items()}
+    rest = size - sum(parts.values())
+    for at, space in room.items():
+        more = min(rest, space - parts[at])
+        parts[at] += more
+        rest -= more
+    return parts

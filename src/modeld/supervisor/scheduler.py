@@ -6,10 +6,15 @@ calling it twice, or after a missed change, does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modeld.supervisor.placement import Demand, Holding, Refusal, Space
+from modeld.supervisor.books import LEAVING, LOADING, Books, Entry
+from modeld.supervisor.demand import Demand, Holding, Never, Refusal, Space, gib
+from modeld.supervisor.placement import Place, gpu_bytes, search
+from modeld.supervisor.shortage import NAMED, explain
+from modeld.supervisor.turns import Turns
+from modeld.supervisor.victims import Search
 
 OVERTAKES = 16
 """Requests that may go before a waiting claim's oldest request although they came later: the bound of
@@ -25,7 +30,9 @@ class Claim:
     it; a passive claim (eager models at start, further replicas) only takes what is free. `since`: the pool-
     wide sequence number of the oldest waiting request, or of the owner's order. `forced`: busy models may be
     evicted too. `victims`: those the last plan chose for it; kept as long as they still make room, so that
-    the choice does not wander.
+    the choice does not wander (but an idle replica that makes room at once goes before a busy one that was
+    chosen). `overtaken`: requests that have gone before its oldest one since then; from OVERTAKES on it goes
+    before every other claim, whatever their priority.
     """
 
     replica: str
@@ -36,6 +43,7 @@ class Claim:
     priority: int = 0
     forced: bool = False
     victims: frozenset[str] = field(default_factory=frozenset)
+    overtaken: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,5 +96,155 @@ class Plan:
 
 
 def plan(view: View) -> Plan:
-    """Decide. Deterministic; see the rules in this module's tests."""
-    raise NotImplementedError
+    """Decide, claim by claim in order: each finds its place in what earlier ones leave.
+
+    A claim starts when it fits beside everything that is held now and does not delay an earlier claim that
+    waits. One that waits keeps its place and those who must go for it. Deterministic: the order of the view's
+    tuples does not matter.
+    """
+    books = Books(view.spaces, view.holdings)
+    turns = Turns(books, view.cores)
+    draft = _Draft()
+    for claim in _in_order(view, books):
+        if view.sizing and not claim.active:
+            draft.waits[claim.replica] = "waits until the size of every model is known"
+            continue
+        what = Search(
+            claim.demand,
+            evict=claim.active,
+            prefer=claim.victims,
+            model=claim.model,
+            shun=turns.taken if claim.active else (),
+        )
+        place = search(books, what)
+        if place is None:
+            _refuse(draft, books, claim)
+        elif place.leavers:
+            _make_room(draft, books, claim, place)
+        elif blocker := turns.blocker(place.devices):
+            books.speak_for(claim.model, place.devices, ())
+            turns.keep(place.devices)
+            draft.waits[claim.replica] = f"waits for its turn: {blocker}"
+        else:
+            _start(draft, books, turns, claim, place)
+    return Plan(tuple(draft.starts), tuple(draft.evictions), draft.victims, draft.waits, draft.refusals)
+
+
+@dataclass
+class _Draft:
+    """A plan in the making."""
+
+    starts: list[Start] = field(default_factory=list)
+    evictions: list[Eviction] = field(default_factory=list)
+    victims: dict[str, frozenset[str]] = field(default_factory=dict)
+    waits: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+
+
+def _start(draft: _Draft, books: Books, turns: Turns, claim: Claim, place: Place) -> None:
+    draft.starts.append(
+        Start(claim.replica, {books.spaces[at].id: size for at, size in place.devices.items()})
+    )
+    exclusive = bool(claim.demand.gpus)
+    books.start(claim.replica, claim.model, place.devices, exclusive=exclusive)
+    turns.start(claim.model, place.devices)
+
+
+def _refuse(draft: _Draft, books: Books, claim: Claim) -> None:
+    refusal = explain(books, claim.demand)
+    draft.waits[claim.replica] = refusal.message
+    if refusal.never is not Never.NO:
+        draft.refusals[claim.replica] = refusal
+
+
+def _make_room(draft: _Draft, books: Books, claim: Claim, place: Place) -> None:
+    """Keep the place, and send away those who may go at once."""
+    loading = any(entry.phase is LOADING for entry in place.leavers)
+    need = _size(books, place.devices)
+    sent = set()
+    if not loading:  # else the memory would lie idle until that load has ended and served
+        for entry in place.leavers:
+            if entry.going or (entry.holding.in_flight and not claim.forced):
+                continue
+            entry.going = True
+            sent.add(entry.key)
+            reason = f"{entry.model} makes room for {claim.model}, which needs {need}"
+            draft.evictions.append(Eviction(entry.key, claim.replica, reason))
+    draft.victims[claim.replica] = frozenset(
+        entry.key for entry in place.leavers if entry.phase is not LOADING
+    )
+    draft.waits[claim.replica] = f"needs {need}: waits for {_named(place.leavers, sent)}"
+    books.speak_for(claim.model, place.devices, place.leavers)
+
+
+# --- the order of claims ------------------------------------------------------------------------------------
+
+
+def _in_order(view: View, books: Books) -> list[Claim]:
+    """Return the claims in the order in which they get memory."""
+    active = [claim for claim in view.claims if claim.active]
+    passive = [claim for claim in view.claims if not claim.active]
+    standing = _standing(active, books.entries)
+    active.sort(key=lambda claim: (standing[claim.replica], claim.since, claim.model, claim.replica))
+    most = max((books.usable[at] for at in books.good_gpus), default=0)
+    largest = max(books.good_gpus, key=lambda at: books.spaces[at].total, default=None)
+
+    def size(claim: Claim) -> tuple[int, int, int, int, int, str, str]:
+        demand = claim.demand
+        gpus = demand.gpus or (-(-demand.vram // most) if demand.spread and demand.vram > most > 0 else 0)
+        vram = demand.vram if largest is None else gpu_bytes(books, demand, largest)
+        return (-claim.priority, -gpus, -bool(demand.gpus), -vram, -demand.ram, claim.model, claim.replica)
+
+    passive.sort(key=size)
+    return active + passive
+
+
+def _standing(active: Sequence[Claim], entries: Iterable[Entry]) -> dict[str, tuple[bool, int]]:
+    """Say how each active claim stands before `since` counts: overdue ones first, then by priority.
+
+    A model that leaves for a claim does not come back before it, even when its own priority is higher: they
+    would take the memory from each other without end, and none would serve.
+    """
+    leaving = {entry.key: entry.model for entry in entries if entry.phase is LEAVING}
+    ceilings: dict[str, list[tuple[int, int]]] = {}
+    for claim in active:
+        for key in claim.victims & leaving.keys():
+            ceilings.setdefault(leaving[key], []).append((claim.since, claim.priority))
+    standing = {}
+    for claim in active:
+        if claim.overtaken >= OVERTAKES:
+            standing[claim.replica] = (False, 0)
+            continue
+        ceiling = [priority for since, priority in ceilings.get(claim.model, ()) if since < claim.since]
+        standing[claim.replica] = (True, -min([claim.priority, *ceiling]))
+    return standing
+
+
+# --- words --------------------------------------------------------------------------------------------------
+
+
+def _size(books: Books, devices: Mapping[int, int]) -> str:
+    """Say how much a claim takes, and where: what it takes of GPUs, if it uses any."""
+    on_gpus = {at: size for at, size in devices.items() if books.is_gpu[at]} or devices
+    labels = " and ".join(books.spaces[at].label for at in on_gpus)
+    return f"{gib(sum(on_gpus.values()))} on {labels}"
+
+
+def _named(leavers: Sequence[Entry], sent: set[str]) -> str:
+    """Say who is waited for, and what each is doing."""
+    words = []
+    for entry in leavers[:NAMED]:
+        if entry.phase is LEAVING or entry.key in sent or entry.going:
+            doing = "is stopping"
+        elif entry.phase is LOADING:
+            doing = "is loading"
+        elif entry.holding.in_flight == 1:
+            doing = "has 1 request in flight"
+        elif entry.holding.in_flight:
+            doing = f"has {entry.holding.in_flight} requests in flight"
+        else:
+            doing = "is idle"
+        words.append(f"{entry.model}, which holds {gib(sum(entry.held.values()))} and {doing}")
+    if len(leavers) > NAMED:
+        words.append(f"{len(leavers) - NAMED} more")
+    return "; ".join(words)

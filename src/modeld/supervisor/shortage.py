@@ -1,0 +1,183 @@
+"""Why a demand has no place: one sentence with the numbers and the holders, and if waiting helps. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from modeld.supervisor.books import Books
+from modeld.supervisor.demand import Demand, Never, Refusal, Space, gib
+
+NAMED = 3
+"""Holders and devices that are named one by one; of more, only how many."""
+
+_HOPE = (Never.NO, Never.PINNED, Never.OTHERS, Never.DEVICE, Never.EVER)
+"""From the most hopeful to the least."""
+
+
+def explain(books: Books, demand: Demand) -> Refusal:
+    """Return the refusal of a demand that has no place in the books."""
+    if not demand.on_gpu or books.unified:
+        return _on_host(books, demand)
+    if not books.gpus:
+        return Refusal("needs a GPU, and this machine shows none", Never.DEVICE)
+    refusal = _on_group(books, demand) if demand.gpus else _on_one(books, demand)
+    if demand.ram and books.host is not None:
+        host = _on_host(books, Demand(ram=demand.ram))
+        short = demand.ram > books.room[books.host]
+        if _HOPE.index(host.never) > _HOPE.index(refusal.never) or (
+            short and host.never is refusal.never and any(_free(books, demand, at) for at in books.good_gpus)
+        ):
+            return host
+    return refusal
+
+
+def _free(books: Books, demand: Demand, at: int) -> bool:
+    return not demand.gpus and _bytes(books, demand, at) <= books.room[at]
+
+
+def _bytes(books: Books, demand: Demand, at: int) -> int:
+    return math.ceil(demand.share * books.spaces[at].total) if demand.share else demand.vram
+
+
+def hope(books: Books, at: int, size: int) -> Never:
+    """Say what stands between a device and holding so many bytes."""
+    space = books.spaces[at]
+    limit = space.usable if space.limit is None else space.limit
+    if not space.ok:
+        return Never.EVER if space.total and size > space.total else Never.DEVICE
+    if size > limit:
+        return Never.EVER
+    if size > space.usable:
+        return Never.OTHERS
+    pinned = sum(entry.held[at] for entry in books.on[at] if entry.fixed)
+    return Never.PINNED if size > space.usable - pinned else Never.NO
+
+
+def _on_host(books: Books, demand: Demand) -> Refusal:
+    """Explain for the host's memory, or for unified memory."""
+    if books.host is None:
+        return Refusal("needs memory, and this machine's is not known", Never.DEVICE)
+    if demand.gpus > 1:
+        return Refusal(f"needs {demand.gpus} whole GPUs, and this machine has 1", Never.EVER)
+    size = demand.ram
+    if books.unified:
+        size += _bytes(books, demand, books.host)
+        if demand.gpus and not demand.vram:
+            size = max(books.usable[books.host], demand.ram)
+    never = hope(books, books.host, size)
+    return Refusal(_sentence(books, books.host, size, never, ""), never)
+
+
+def _on_one(books: Books, demand: Demand) -> Refusal:
+    """Explain for a part of one GPU, or for GPUs that share one model."""
+    nevers = {at: hope(books, at, _bytes(books, demand, at)) for at in books.gpus}
+    if demand.spread and all(nevers[at] in (Never.EVER, Never.OTHERS) for at in books.good_gpus):
+        return _on_all(books, demand.vram)
+    by_hope = sorted(books.gpus, key=lambda at: (_HOPE.index(nevers[at]), -books.free[at], at))
+    best = nevers[by_hope[0]]
+    if best is Never.DEVICE:
+        # Those that can be used are too small, or there are none.
+        return Refusal("; ".join(_unusable(books.spaces[at]) for at in by_hope if nevers[at] is best), best)
+    size = _bytes(books, demand, by_hope[0])
+    if len(by_hope) == 1:
+        return Refusal(_sentence(books, by_hope[0], size, best, " on one GPU"), best)
+    clauses = [_clause(books, at, nevers[at]) for at in by_hope[:NAMED]]
+    if len(by_hope) > NAMED:
+        clauses.append(f"{len(by_hope) - NAMED} more GPUs can give no more")
+    return Refusal(f"needs {gib(size)} on one GPU; {'; '.join(clauses)}", best)
+
+
+def _on_all(books: Books, size: int) -> Refusal:
+    """Explain for a model that is parted among all GPUs."""
+    good = [books.spaces[at] for at in books.good_gpus]
+    pinned = sum(entry.held[at] for at in books.good_gpus for entry in books.on[at] if entry.fixed)
+    usable = sum(books.usable[at] for at in books.good_gpus)
+    if size <= usable:
+        never = Never.PINNED if size > usable - pinned else Never.NO
+        clauses = [_clause(books, at, never) for at in books.good_gpus[:NAMED]]
+        return Refusal(f"needs {gib(size)} on GPUs together; {'; '.join(clauses)}", never)
+    if size <= sum(space.usable if space.limit is None else space.limit for space in good):
+        never = Never.OTHERS
+    elif len(good) < len(books.gpus) and size <= sum(books.spaces[at].total or size for at in books.gpus):
+        never = Never.DEVICE
+    else:
+        never = Never.EVER
+    clauses = [
+        _clause(books, at, never if books.spaces[at].ok else Never.DEVICE) for at in books.gpus[:NAMED]
+    ]
+    return Refusal(
+        f"needs {gib(size)} on GPUs together, which can give {gib(usable)} in all; {'; '.join(clauses)}",
+        never,
+    )
+
+
+def _on_group(books: Books, demand: Demand) -> Refusal:
+    """Explain for whole GPUs."""
+    wanted = f"needs {demand.gpus} whole GPU{'s' if demand.gpus > 1 else ''}"
+    if demand.gpus > len(books.gpus):
+        return Refusal(f"{wanted}, and this machine has {len(books.gpus)}", Never.EVER)
+    each = max(math.ceil(demand.vram / demand.gpus), 1)
+    nevers = {}
+    for at in books.gpus:
+        never = hope(books, at, each)
+        if never is Never.NO and any(entry.fixed for entry in books.on[at]):
+            never = Never.PINNED
+        nevers[at] = never
+    by_hope = sorted(books.gpus, key=lambda at: (_HOPE.index(nevers[at]), bool(books.on[at]), at))
+    # As hopeless as the last GPU that the group cannot do without.
+    never = nevers[by_hope[demand.gpus - 1]]
+    if demand.vram:
+        wanted += f" of {gib(each)} each" if demand.gpus > 1 else f" of {gib(each)}"
+    lacking = [at for at in by_hope if books.on[at] or books.spoken[at] or nevers[at] is not Never.NO]
+    clauses = [_clause(books, at, nevers[at]) for at in lacking[:NAMED]]
+    if len(lacking) > NAMED:
+        clauses.append(f"{len(lacking) - NAMED} more are not empty either")
+    empty = len(books.gpus) - len(lacking)
+    return Refusal(f"{wanted}, {empty} of {len(books.gpus)} empty; {'; '.join(clauses)}", never)
+
+
+# --- words --------------------------------------------------------------------------------------------------
+
+
+def _sentence(books: Books, at: int, size: int, never: Never, where: str) -> str:
+    if never is Never.DEVICE:
+        return _unusable(books.spaces[at])
+    if never in (Never.EVER, Never.OTHERS):
+        return f"needs {gib(size)}{where}; {_clause(books, at, never)}"
+    return f"needs {gib(size)}, {_clause(books, at, never)}"
+
+
+def _unusable(space: Space) -> str:
+    return f"{space.label} cannot be used now: {space.message or 'it does not answer'}"
+
+
+def _clause(books: Books, at: int, never: Never) -> str:
+    """Say what one device has, or can give."""
+    space = books.spaces[at]
+    if never is Never.DEVICE or not space.ok:
+        return _unusable(space)
+    if never in (Never.EVER, Never.OTHERS):
+        limit = space.usable if space.limit is None else space.limit
+        if never is Never.EVER:
+            return f"{space.label} can give {gib(limit)} in all"
+        others = f" ({space.others})" if space.others else ""
+        return f"{space.label} can give {gib(books.usable[at])} in all{others}"
+    if at not in books.words:
+        books.words[at] = ", ".join(
+            [f"{gib(max(books.free[at], 0))} free on {space.label}", *_holders(books, at)]
+        )
+    return books.words[at]
+
+
+def _holders(books: Books, at: int) -> list[str]:
+    """Name who holds a device's memory, pinned ones first, then the largest."""
+    held = sorted(books.on[at], key=lambda entry: (not entry.fixed, -entry.held[at], entry.model, entry.key))
+    words = [
+        f"{gib(entry.held[at])} held by {'pinned ' if entry.fixed else ''}{entry.model}"
+        for entry in held[:NAMED]
+    ]
+    if len(held) > NAMED:
+        rest = sum(entry.held[at] for entry in held[NAMED:])
+        words.append(f"{gib(rest)} held by {len(held) - NAMED} more")
+    words += [f"{gib(size)} kept for {model}" for model, size in books.speakers[at][:NAMED]]
+    return words
