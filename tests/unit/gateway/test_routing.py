@@ -44,3 +44,11 @@ def test_the_suggestion_is_found_among_many() -> None:
     pool = FakePool.of(*(model(f"org/Model-{at}B") for at in range(500)))
     with pytest.raises(NotFound, match="did you mean 'org/Model-499B'"):
         find(pool, "", "org/model_499b")
+
+
+def test_a_suggestion_is_of_the_same_gateway() -> None:
+    """A near name of another gateway would only lead to the next 404."""
+    pool = FakePool.of(model("tiny", gateway="side"), model("other"))
+    with pytest.raises(NotFound) as caught:
+        find(pool, "", "Tiny")
+    assert "did you mean" not in caught.value.message
