@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modeld.hardware import host
 
@@ -139,3 +141,151 @@ def test_without_cgroups_the_ram_counts(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """On a system that knows no cgroups the machine's RAM is the answer."""
     monkeypatch.setattr(host, "_OWN_CGROUP", tmp_path / "missing")
     assert host.total_memory() == psutil.virtual_memory().total
+
+
+# --- what is left, and cores --------------------------------------------------------------------------------
+
+
+def test_tree_pids_are_the_process_and_its_descendants() -> None:
+    """The tree begins with the process itself and holds its child; of one that is gone it is empty."""
+    with _child(FORK) as child:
+        inner = [process.pid for process in psutil.Process(child.pid).children()]
+        assert host.tree_pids(child.pid) == (child.pid, *inner)
+        assert len(inner) == 1
+    assert host.tree_pids(child.pid) == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "left"),
+    [
+        pytest.param(
+            "0::/\n",
+            {
+                "memory.max": f"{64 * MIB}\n",
+                "memory.current": f"{40 * MIB}\n",
+                "memory.stat": f"anon {30 * MIB}\nfile {10 * MIB}\nactive_file 0\ninactive_file {8 * MIB}\n",
+            },
+            32,
+            id="container, version 2",
+        ),
+        pytest.param(
+            "0::/system.slice/modeld.service\n",
+            {
+                "system.slice/memory.max": f"{50 * MIB}\n",
+                "system.slice/memory.current": f"{45 * MIB}\n",
+                "system.slice/modeld.service/memory.max": f"{64 * MIB}\n",
+                "system.slice/modeld.service/memory.current": f"{10 * MIB}\n",
+            },
+            5,
+            id="a neighbour has used up what the group above may",
+        ),
+        pytest.param(
+            "9:memory:/docker/abc\n0::/\n",
+            {
+                "memory/docker/abc/memory.limit_in_bytes": f"{64 * MIB}\n",
+                "memory/docker/abc/memory.usage_in_bytes": f"{60 * MIB}\n",
+                "memory/docker/abc/memory.stat": f"inactive_file 1\ntotal_inactive_file {20 * MIB}\n",
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/memory.usage_in_bytes": f"{900 * MIB}\n",
+            },
+            24,
+            id="version 1",
+        ),
+        pytest.param(
+            "0::/\n",
+            {"memory.max": f"{64 * MIB}\n", "memory.current": f"{70 * MIB}\n", "memory.stat": "broken\n"},
+            0,
+            id="over its limit",
+        ),
+    ],
+)
+def test_what_a_cgroup_still_gives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, files: dict[str, str], left: int
+) -> None:
+    """A limit less the usage, cached files that may be dropped not counted, at the tightest level; MiB."""
+    _cgroups(monkeypatch, tmp_path, own, files)
+    assert host.available_memory() == left * MIB
+
+
+@pytest.mark.parametrize(
+    "files", [{}, {"memory.max": "max\n", "memory.current": "5\n"}, {"memory.max": "5\n"}, {"memory.max": ""}]
+)
+def test_without_a_limit_the_machine_gives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str]
+) -> None:
+    """Where no cgroup limits, or does not tell its usage, what the machine has available counts."""
+
+    class Memory:
+        available = 123 * MIB
+
+    _cgroups(monkeypatch, tmp_path, "0::/\n", files)
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    assert host.available_memory() == 123 * MIB
+
+
+SIZES = st.integers(0, 1 << 50)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_room_is_within_the_limit(limit: int, usage: int, reclaimable: int) -> None:
+    """A cgroup gives from nothing to its limit, less for more usage, more for more that can be dropped."""
+    room = host.room(limit, usage, reclaimable)
+    assert 0 <= room <= limit
+    assert host.room(limit, usage + 1, reclaimable) <= room <= host.room(limit, usage, reclaimable + 1)
+    assert host.room(limit, usage, usage) == limit
+
+
+@given(st.integers(1, 512), st.integers(-1, 1 << 40), st.integers(0, 1 << 20))
+def test_a_quota_gives_whole_cores(count: int, quota: int, period: int) -> None:
+    """A quota never gives more cores than there are, nor none, nor more time than it has beyond the first."""
+    cores = host.whole_cores(count, quota, period)
+    assert 1 <= cores <= count
+    if quota < 0 or period == 0:
+        assert cores == count
+    else:
+        assert cores == 1 or cores * period <= quota
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        pytest.param("0::/\n", {"cpu.max": "max 100000\n"}, 8, id="no quota"),
+        pytest.param("0::/\n", {"cpu.max": "250000 100000\n"}, 2, id="two and a half"),
+        pytest.param("0::/\n", {"cpu.max": "50000 100000\n"}, 1, id="half a core"),
+        pytest.param(
+            "0::/a/b\n",
+            {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"},
+            3,
+            id="the group above",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "400000\n", "cpu/x/cpu.cfs_period_us": "100000\n"},
+            4,
+            id="version 1",
+        ),
+        pytest.param(
+            "4:cpu:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "-1\n", "cpu/x/cpu.cfs_period_us": "100000\n"},
+            8,
+            id="version 1, no quota",
+        ),
+        pytest.param("0::/\n", {"cpu.max": "nonsense"}, 8, id="nonsense"),
+    ],
+)
+def test_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, files: dict[str, str], expected: int
+) -> None:
+    """Of eight cores as many count as the tightest quota keeps busy."""
+    _cgroups(monkeypatch, tmp_path, own, files)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert host.cores() == expected
+
+
+def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a system without affinity and cgroups the machine's cores count, and one when it does not tell."""
+    monkeypatch.setattr(host, "_OWN_CGROUP", tmp_path / "missing")
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    for told, expected in ((6, 6), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda told=told: told)
+        assert host.cores() == expected
