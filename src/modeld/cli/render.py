@@ -87,6 +87,7 @@ def _rows(status: Status, screen: Screen, now: float, labels: Mapping[str, str])
     yield _row(
         cell(status.name),
         status,
+        screen,
         now,
         memory_of(status.bytes_used, status.footprint * copies),
         str(status.queued),
@@ -99,12 +100,13 @@ def _rows(status: Status, screen: Screen, now: float, labels: Mapping[str, str])
         name = f"  #{number}" if screen.width is not None else f"{cell(status.name)} #{number}"
         below = [replica_sentence(replica), _places(replica, labels)]
         expected = memory_of(replica.bytes_used, sum(replica.devices.values()))
-        yield _row(name, replica, now, expected, "", below, BELOW + "  ")
+        yield _row(name, replica, screen, now, expected, "", below, BELOW + "  ")
 
 
 def _row(
     name: str,
     of: Status | ReplicaStatus,
+    screen: Screen,
     now: float,
     used: str,
     queued: str,
@@ -115,7 +117,7 @@ def _row(
     if of.progress is not None and of.state in (State.STARTING, State.LOADING):
         state += f" {of.progress:.0%}"
     cause = one_line(of.cause) or "-"
-    if len(cause) > CAUSE_MAX:
+    if screen.width is not None and len(cause) > CAUSE_MAX:
         first, *others = below
         # Often the sentence is made of it already.
         below = [first if cause in first else f"{cause}: {first}" if first else cause, *others]
