@@ -152,7 +152,8 @@ def _guessed_loader(model: str) -> str:
 
 def _guessed_name(model: str) -> str:
     # "org/repo:glob" is known by its repository, everything else by its file.
-    text = model if model.startswith("pypi:") else model.partition(":")[0] or model
+    is_path = model.startswith(("/", ".", "~", "file:", "pypi:"))
+    text = model if is_path else model.partition(":")[0]
     last = text.rstrip("/").rpartition("/")[2]
     name = _SHARD.sub("", re.sub(r"[-_.]gguf$", "", last, flags=re.IGNORECASE))
     if not re.search("[A-Za-z0-9]", name):

@@ -6,7 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from modeld.cli.check import check
+from modeld.cli.main import modeld
 from modeld.errors import ConfigError
+
+SHAPES = sorted((Path(__file__).parent / "modelship").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -16,17 +19,36 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_good_file_is_listed_with_its_warnings(tmp_path: Path) -> None:
-    """The models come one a line, then what this version does not act on."""
+    """The models come by gateway, each with what it asks for; then what this version does not act on."""
     file = tmp_path / "m.yaml"
     file.write_text(
-        "models: [{name: a, model: ./a.gguf, usecase: generate, loader: llama_server, num_replicas: 3}]\n"
+        "keep_alive: 10m\n"
+        "models:\n"
+        "  - {name: a, model: ./a.gguf, usecase: generate, loader: llama_server, num_replicas: 3,\n"
+        "     pin: true}\n"
+        "  - {name: b, model: x/y, usecase: generate, loader: vllm, num_gpus: 0.5, load: on_demand,\n"
+        "     aliases: [c, d], autoscaling_config: {min_replicas: 0, max_replicas: 2}, keep_alive: never}\n"
+        "gateways:\n"
+        "  - name: My Lab\n"
+        "    models: [{name: a, model: ./a.gguf, usecase: generate, loader: llama_server, num_gpus: 0,\n"
+        "              priority: -3}]\n"
+        "  - name: empty\n"
     )
     result = CliRunner().invoke(check, [str(file)])
     assert result.exit_code == 0
     assert result.output.splitlines() == [
-        f"{file}: ok, 1 model",
+        f"{file}: ok, 3 models",
+        "/v1:",
         "  a: llama_server, generate, ./a.gguf",
-        "warning: model 'a': num_replicas: 3 is read, but this version runs one replica",
+        "    loaded at start, GPUs as modeld decides, 3 replicas, pinned",
+        "  b: vllm, generate, x/y",
+        "    loaded on demand, 0.5 of a GPU, 0 to 2 replicas by load, also called c, d",
+        "/my-lab/v1:",
+        "  a: llama_server, generate, ./a.gguf",
+        "    loaded at start, no GPU, 1 replica, unloaded after 600 s without a request, priority -3",
+        "/empty/v1: no models",
+        f"warning: {file}:5:54: models[1].loader: the loader vllm is read, but this version does not have it "
+        "yet; 'b' will not load",
     ]
 
 
@@ -38,3 +60,80 @@ def test_a_bad_file_raises_for_the_shared_handler(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception) == f"{file}:1:1: modells: unknown key; did you mean models?"
     assert result.output == ""
+
+
+def test_there_is_a_file_for_each_shape() -> None:
+    """The files of the other system come in seven shapes, and each is here."""
+    assert [file.stem for file in SHAPES] == [
+        "diffusers",
+        "full-stack",
+        "llama-server",
+        "sherpa-onnx",
+        "stable-diffusion-cpp",
+        "vllm",
+        "whispercpp",
+    ]
+
+
+@pytest.mark.parametrize("file", SHAPES, ids=lambda file: file.stem)
+def test_modelships_files_pass_unchanged(file: Path) -> None:
+    """Each shape is accepted as it is: exit 0, every model listed, and no warning but about the loader."""
+    result = CliRunner().invoke(modeld, ["check", str(file)])
+    assert (result.exit_code, result.output.splitlines()[1]) == (0, "/v1:")
+    names = [line.split(": ")[1].strip('"') for line in file.read_text().splitlines() if " name:" in line]
+    listed = [line.split(":")[0].strip() for line in result.output.splitlines() if line.startswith("  ")][::2]
+    assert listed == names
+    warnings = [line for line in result.output.splitlines() if line.startswith("warning: ")]
+    assert all(line.startswith(f"warning: {file}:") for line in warnings)
+    assert all("the loader " in line or "the usecase " in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes", "message"),
+    [
+        ("0.5", (2, 1), "6:15: models[0].num_gpus is 0.5, a share of one GPU, but tensor_parallel_size x"),
+        ("0.9", (1, 2), "6:15: models[0].num_gpus is 0.9, a share of one GPU, but tensor_parallel_size x"),
+        (
+            "3",
+            (2, 2),
+            "6:15: models[0].num_gpus is 3, but tensor_parallel_size x pipeline_parallel_size is 2 x 2",
+        ),
+        (
+            "1",
+            (4, 1),
+            "6:15: models[0].num_gpus is 1, but tensor_parallel_size x pipeline_parallel_size is 4 x 1",
+        ),
+        ("1.5", (1, 1), "6:15: models[0].num_gpus is 1.5: expected a share of one GPU below 1, or a whole"),
+        ("2.5", (2, 1), "6:15: models[0].num_gpus is 2.5: expected a share of one GPU below 1, or a whole"),
+        ("-1", (1, 1), "6:15: models[0].num_gpus: expected at least 0, got the number -1"),
+        ("2", (0, 1), "8:29: models[0].vllm_engine_kwargs.tensor_parallel_size: expected at least 1"),
+        ("two", (1, 1), "6:15: models[0].num_gpus: expected a number, got text 'two'"),
+    ],
+)
+def test_impossible_groups_of_gpus_are_refused(
+    tmp_path: Path, gpus: str, sizes: tuple[int, int], message: str
+) -> None:
+    """A group of GPUs that cannot be is refused when the file is read: exit 2, with file, line and column."""
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        "models:\n  - name: big\n    model: org/big\n    usecase: generate\n    loader: vllm\n"
+        f"    num_gpus: {gpus}\n    vllm_engine_kwargs:\n      tensor_parallel_size: {sizes[0]}\n"
+        f"      pipeline_parallel_size: {sizes[1]}\n"
+    )
+    result = CliRunner().invoke(modeld, ["check", str(file)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{file}:{message}")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes"), [("2", (1, 1)), ("2", (2, 1)), ("4", (2, 2)), ("0.4", (1, 1)), ("0", (2, 1))]
+)
+def test_possible_groups_of_gpus_are_accepted(tmp_path: Path, gpus: str, sizes: tuple[int, int]) -> None:
+    """Sizes that agree, that follow from the GPUs, or that run without any are no mistake."""
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        "models:\n  - name: big\n    model: org/big\n    usecase: generate\n    loader: vllm\n"
+        f"    num_gpus: {gpus}\n    vllm_engine_kwargs:\n      tensor_parallel_size: {sizes[0]}\n"
+        f"      pipeline_parallel_size: {sizes[1]}\n"
+    )
+    assert CliRunner().invoke(modeld, ["check", str(file)]).exit_code == 0

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from modeld.config.document import MOST_VALUES, Document
-from modeld.config.load import LARGEST_FILE, apply_environment, load_config
+from modeld.config.load import (
+    LARGEST_FILE,
+    apply_environment,
+    from_document,
+    load,
+    load_config,
+    single_model,
+)
+from modeld.config.ray import DEPLOYMENT_OPTIONS
 from modeld.config.schema import Config
 from modeld.errors import ConfigError, UsageError
 
@@ -87,13 +95,13 @@ def test_every_mistake_is_told_at_once_with_its_place(file: Path) -> None:
         (MODEL + "    max_queue: 3", "6:5: models[0].max_queue: unknown key; it belongs"),
         (MODEL + "    num_gpus: 1.5", "6:15: models[0].num_gpus is 1.5: expected a share of one GPU below 1"),
         (MODEL + MODEL[8:], "6:11: models[1].name: the name 'a' is taken by the model 'a' (models[0])"),
-        (MODEL + "    aliases: [b, a]", "6:18: models[0].aliases[1]: the alias of 'a', 'a' is taken by this model"),
-        (MODEL + "    pin: true\n    keep_alive: 10m", "7:17: models[0].keep_alive cannot be 600 s for a pinned"),
-        (MODEL + "    load: on_demand\n    pin: true", "6:11: models[0].load cannot be on_demand for a pinned"),
+        (MODEL + "    aliases: [b, a]", "6:18: models[0].aliases[1]: the alias of 'a', 'a' is taken by this"),
+        (MODEL + "    pin: true\n    keep_alive: 10m", "7:17: models[0].keep_alive cannot be 600 s for a"),
+        (MODEL + "    load: on_demand\n    pin: true", "6:11: models[0].load cannot be on_demand for a"),
         (MODEL + "    load: ondemand", "6:11: models[0].load: expected one of eager, on_demand, got text"),
-        (MODEL + "    keep_alive: soon", "6:17: models[0].keep_alive: expected a duration: seconds, text such"),
+        (MODEL + "    keep_alive: soon", "6:17: models[0].keep_alive: expected a duration: seconds"),
         (MODEL + "    priority: 101", "6:15: models[0].priority: expected at most 100, got the number 101"),
-        (MODEL + "    num_replicas: 0", "6:19: models[0].num_replicas: expected at least 1, got the number 0"),
+        (MODEL + "    num_replicas: 0", "6:19: models[0].num_replicas: expected at least 1"),
         (MODEL + "    num_gpus: -1", "6:15: models[0].num_gpus: expected at least 0, got the number -1"),
         (
             MODEL + "    num_replicas: 2\n    autoscaling_config: {max_replicas: 3}",
@@ -107,21 +115,21 @@ def test_every_mistake_is_told_at_once_with_its_place(file: Path) -> None:
             MODEL + "    pin: true\n    autoscaling_config: {min_replicas: 0}",
             "7:40: models[0].autoscaling_config.min_replicas is 0, but a pinned model is never unloaded",
         ),
-        (MODEL + "    autoscaling_config: {max_replica: 2}", "6:26: models[0].autoscaling_config.max_replica: unk"),
+        (MODEL + "    autoscaling_config: {max_replica: 2}", "6:26: models[0].autoscaling_config.max_rep"),
         (MODEL + "    ray_actor_option: {}", "6:5: models[0].ray_actor_option: unknown key"),
         ("memory: {headroom: 0.95}", "1:20: memory.headroom: expected at most 0.9, got the number 0.95"),
         ("memory: {ram: 5G}", "1:15: memory.ram: expected a size: a whole number of bytes, or text such as"),
         ("ram: 5GiB", "1:1: ram: unknown key; it belongs under memory"),
         ("priority: 5", "1:1: priority: unknown key; it belongs under models"),
-        ("replace_strategy: green", "1:19: replace_strategy: expected one of blue_green, stop_start, got text"),
+        ("replace_strategy: green", "1:19: replace_strategy: expected one of blue_green, stop_start"),
         ("queue_timeout: 0", "1:16: queue_timeout: expected more than 0, got the number 0"),
         ("watch: often", "1:8: watch: expected true or false, got text 'often'"),
         ("gateways: [{models: []}]", "1:12: gateways[0].name: missing: Its name; the route is"),
         ("gateways:\n  - name: V1", "2:11: gateways[0].name: the route /v1 is the daemon's own; choose"),
-        ("gateways:\n  - name: a\n  - name: A", "3:11: gateways[1].name: the route /a is taken by gateways[0]"),
+        ("gateways:\n  - name: a\n  - name: A", "3:11: gateways[1].name: the route /a is taken"),
         ("gateways: [{name: a, modles: []}]", "1:22: gateways[0].modles: unknown key; did you mean models?"),
         (
-            "gateways:\n- name: lab\n" + MODEL.replace("\n", "\n  ").replace("models", "  models", 1) + "    port: 1",
+            "gateways:\n- name: lab\n  " + MODEL.replace("\n", "\n  ") + "    port: 1",
             "8:7: gateways[0].models[0].port: unknown key",
         ),
         (MODEL + "  - {name: f, loader: fake}", "6:23: models[1].loader: the loader fake is a stand-in"),
@@ -312,11 +320,151 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
     assert message.startswith("f:")
 
 
+def test_warnings_name_their_line(file: Path) -> None:
+    """Each setting this version does not act on is one line with its place, in the order of the file."""
+    file.write_text(
+        MODEL
+        + "    chat_template_kwargs: {thinking: off, level: high}\n    num_replicas: 2\n    num_gpus: 0.5\n"
+        + "  - {name: b, model: x/y, usecase: generate, loader: vllm}\n"
+        + "gateways:\n  - name: lab\n    models:\n"
+        + "      - {name: c, model: ./c.gguf, usecase: embed, loader: llama_server}\n"
+    )
+    assert [line.removeprefix(f"{file}:") for line in load(file, {}).warnings] == [
+        "6:38: models[0].chat_template_kwargs.thinking: off is text in YAML 1.2; write true or false",
+        "9:54: models[1].loader: the loader vllm is read, but this version does not have it yet; "
+        "'b' will not load",
+        "13:45: gateways[0].models[0].usecase: the usecase embed is read, but this version serves only "
+        "generate; nobody can call 'c'",
+    ]
+
+
+def test_a_plain_file_has_no_warnings(file: Path) -> None:
+    """What is acted on is not warned about: replicas, shares of GPUs, autoscaling."""
+    file.write_text(MODEL + "    num_gpus: 0.5\n    autoscaling_config: {min_replicas: 0, max_replicas: 2}\n")
+    loaded = load(file, {"MODELD_API_KEYS": "k"})
+    assert loaded.warnings == ()
+    assert loaded.config == load_config(file, {"MODELD_API_KEYS": "k"})
+    assert loaded.base == file.parent
+    assert from_document(loaded.document, loaded.base) == load_config(file, {})
+
+
+def test_rays_options_are_one_warning(file: Path) -> None:
+    """What has no meaning on one machine is dropped; one warning names every such key and its line."""
+    file.write_text(
+        MODEL
+        + "    runtime_env: {pip: [x]}\n    autoscaling_config: {metrics_interval_s: 5, max_replicas: 2}\n"
+        + "    ray_actor_options:\n      num_gpus: 1\n"
+    )
+    loaded = load(file, {})
+    assert loaded.warnings == (
+        f"{file}:6:5: Ray's options have no meaning on one machine and are ignored: "
+        "models[0].runtime_env (line 6), models[0].autoscaling_config.metrics_interval_s (line 7), "
+        "models[0].ray_actor_options (line 8; here: num_gpus, num_cpus and ram)",
+    )
+    file.write_text(MODEL + "    autoscaling_config: {max_replicas: 2}\n")
+    assert loaded.config == load_config(file, {})
+
+
+@pytest.mark.parametrize("option", sorted(DEPLOYMENT_OPTIONS))
+def test_every_option_of_a_deployment_is_known(file: Path, option: str) -> None:
+    """Each of Ray's options is accepted with any value, and named."""
+    file.write_text(MODEL + f"    {option}: [{{x: 1}}]\n")
+    (line,) = load(file, {}).warnings
+    assert line.startswith(f"{file}:6:5: Ray's options have no meaning")
+    assert f"models[0].{option} (line 6" in line
+
+
+def test_many_options_are_still_one_line(file: Path) -> None:
+    """A long file for a cluster gives a line that can be read, placed at the first of them."""
+    entry = "  - {name: m%d, model: ./m.gguf, usecase: generate, loader: llama_server, runtime_env: {}}\n"
+    file.write_text("models:\n" + "".join(entry % number for number in range(20)))
+    (line,) = load(file, {}).warnings
+    assert line.startswith(f"{file}:2:")
+    assert line.endswith("models[7].runtime_env (line 9) and 12 more")
+
+
+def test_a_document_without_a_file_is_checked_the_same() -> None:
+    """What comes over a socket is refused with full names, one mistake a line; nothing shows a key."""
+    good = {"models": [{"name": "f", "loader": "fake"}]}
+    assert from_document(good, Path("/b"), allow_fake=True).models[0].model == "fake"
+    with pytest.raises(ConfigError, match=r"^models\[0\]\.loader: the loader fake is a stand-in"):
+        from_document(good, Path("/b"))
+    with pytest.raises(ConfigError) as caught:
+        from_document({"api_keys": ["sk-secret x"], "modles": [], "max_queue": "x"}, Path("/b"))
+    assert str(caught.value).splitlines() == [
+        "api_keys[0]: an API key is printable ASCII without spaces, and not empty",
+        "max_queue: expected a whole number, got text 'x'",
+        "modles: unknown key; did you mean models?",
+    ]
+    wrong: tuple[Any, ...] = (None, [], "x")
+    for data in wrong:
+        with pytest.raises(ConfigError, match=r"^expected a mapping"):
+            from_document(data, Path("/b"))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "loader"),
+    [
+        ("./Tiny.Q4_1.gguf", "Tiny.Q4_1", "llama_server"),
+        ("/srv/models/big-00001-of-00003.GGUF", "big", "llama_server"),
+        ("org/Qwen3-8B-GGUF:*Q4_K_M.gguf", "Qwen3-8B", "llama_server"),
+        ("org/Qwen3-8B-GGUF:*Q4_K_M*", "Qwen3-8B", "llama_server"),
+        ("org/Qwen3-8B-GGUF", "Qwen3-8B", "llama_server"),
+        ("pypi:llm-x==1.0/llm_x/X.Q4_1.gguf", "X.Q4_1", "llama_server"),
+        ("file:///srv/m/a.gguf", "a", "llama_server"),
+        ("/srv/a:b/c.gguf", "c", "llama_server"),
+        ("org/Qwen3-8B-AWQ", "Qwen3-8B-AWQ", None),
+        ("base.en", "base.en", None),
+        ("/srv/models/folder/", "folder", None),
+    ],
+)
+def test_one_model_from_the_command_line(model: str, name: str, loader: str | None) -> None:
+    """Name and loader follow from the reference, or the option to give is named."""
+    if loader is None:
+        with pytest.raises(UsageError, match=r"give --loader, one of vllm, .*sherpa_onnx$"):
+            single_model(model)
+    document = single_model(model, loader=None if loader else "vllm", num_gpus=0)
+    (read,) = from_document(document, Path("/base")).models
+    assert (read.name, read.model, read.loader) == (name, model, loader or "vllm")
+    assert (read.usecase, read.num_gpus, read.num_replicas) == ("generate", 0, 1)
+
+
+def test_the_command_lines_options_win() -> None:
+    """Everything given is in the document, and its mistakes are told by the key's name."""
+    document = single_model(
+        "x/y",
+        name="n",
+        usecase="embed",
+        loader="vllm",
+        num_gpus=0.5,
+        num_cpus=2,
+        num_replicas=3,
+        max_ongoing_requests=4,
+    )
+    (read,) = from_document(document, Path("/base")).models
+    assert (read.name, read.usecase, read.loader, read.num_gpus) == ("n", "embed", "vllm", 0.5)
+    assert (read.num_cpus, read.num_replicas, read.max_ongoing_requests) == (2, 3, 4)
+    with pytest.raises(ConfigError, match=r"^models\[0\]\.num_gpus is 1\.5: "):
+        from_document(single_model("./a.gguf", num_gpus=1.5), Path("/base"))
+    with pytest.raises(UsageError, match=r"give --name$"):
+        single_model("../..", loader="vllm")
+
+
+@pytest.mark.parametrize(
+    ("loader", "usecase"),
+    [("diffusers", "image"), ("whispercpp", "transcription"), ("sherpa_onnx", "tts"), ("vllm", "generate")],
+)
+def test_the_usecase_follows_from_the_loader(loader: str, usecase: str) -> None:
+    """A loader that does one thing does that."""
+    (read,) = from_document(single_model("x/y", loader=loader), Path("/base")).models
+    assert read.usecase == usecase
+
+
 def test_the_examples_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """The annotated examples are valid, and what the first one calls a default is one."""
     etc = Path(__file__).parents[3] / "etc"
     daemon = load_config(etc / "modeld.yaml", {})
-    assert daemon.model_copy(update={"models": ()}) == Config()
+    assert daemon.model_copy(update={"models": (), "gateways": ()}) == Config()
     assert {model.loader for model in load_config(etc / "models.yaml", {}).models} == {
         "llama_server", "vllm", "whispercpp", "sherpa_onnx", "diffusers", "stable_diffusion_cpp",
     }  # fmt: skip
