@@ -6,10 +6,11 @@ for every claim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from modeld.hardware.machine import Kind
-from modeld.supervisor.demand import Holding, Phase, Space
+from modeld.supervisor.demand import Demand, Holding, Never, Phase, Space
 
 LOADING, SERVING, LEAVING = Phase.LOADING, Phase.SERVING, Phase.LEAVING  # an enum's lookup costs
 
@@ -40,7 +41,8 @@ class Books:
     """Bytes by device.
 
     `free`: what nobody holds now. `room`: the part of it that can be taken now without delaying a claim that
-    waits. `spoken`: what waiting claims will take.
+    waits. `spoken`: what waiting claims will take. `pinned`: what nobody may send away; `movable`: what
+    others hold, those that leave included; `going`: what those who leave hold.
     """
 
     def __init__(self, spaces: Iterable[Space], holdings: Iterable[Holding]) -> None:
@@ -56,6 +58,9 @@ class Books:
         self.host = next(iter(hosts), None)
         self.unified = self.host is not None and self.spaces[self.host].kind is Kind.UNIFIED
         self.on: list[list[Entry]] = [[] for _ in range(count)]
+        self.pinned = [0] * count
+        self.movable = [0] * count
+        self.going = [0] * count
         self.entries: list[Entry] = []
         self.free = list(self.usable)
         for holding in sorted(holdings, key=lambda holding: holding.replica):
@@ -67,10 +72,28 @@ class Books:
         """The claims that wait for a place on each device: model and bytes."""
         self.words: dict[int, str] = {}
         """What is said of a device in refusals, until it changes."""
+        self.sayings: dict[tuple[Never, ...], str] = {}
+        """What is said of all GPUs together, by what can be hoped of each; until one changes."""
 
     def sure(self, at: int) -> int:
         """Return what is free on a device and not spoken for; below zero when waiting claims want more."""
         return self.free[at] - self.spoken[at]
+
+    def gpu_bytes(self, demand: Demand, at: int) -> int:
+        """Return what a demand for a part of one GPU takes of this one."""
+        return math.ceil(demand.share * self.spaces[at].total) if demand.share else demand.vram
+
+    def host_bytes(self, demand: Demand) -> int:
+        """Return what a demand takes of the host; on unified memory, its GPU part too.
+
+        A "whole GPU" cannot be parted from the rest of unified memory: there it is counted in bytes, and
+        takes everything only when nobody knows how many.
+        """
+        if not self.unified or self.host is None:
+            return demand.ram
+        if demand.gpus and not demand.vram:
+            return max(self.usable[self.host], demand.ram)
+        return demand.ram + self.gpu_bytes(demand, self.host)
 
     def _enter(self, holding: Holding, held: dict[int, int]) -> None:
         if holding.exclusive:
@@ -83,6 +106,15 @@ class Books:
             if size:
                 self.on[at].append(entry)
                 self.free[at] -= size
+                (self.pinned if entry.fixed else self.movable)[at] += size
+                if entry.going:
+                    self.going[at] += size
+
+    def send_away(self, entry: Entry) -> None:
+        """Take note that a replica is told to leave."""
+        entry.going = True
+        for at, size in entry.held.items():
+            self.going[at] += size
 
     def start(self, replica: str, model: str, devices: Mapping[int, int], *, exclusive: bool) -> None:
         """Enter a replica that is started now."""
@@ -90,7 +122,7 @@ class Books:
         for at, size in devices.items():
             self.room[at] -= size
             self._later[at] -= size
-            self.words.pop(at, None)
+        self._changed(devices)
         self._enter(Holding(replica, model, ids, LOADING, exclusive=exclusive), dict(devices))
 
     def speak_for(self, model: str, devices: Mapping[int, int], leavers: Sequence[Entry]) -> None:
@@ -105,9 +137,14 @@ class Books:
                 self.spoken[at] += size
                 self._later[at] -= size
                 self.speakers[at].append((model, size))
-                self.words.pop(at, None)
+        self._changed(devices)
         # A start may take what is over once all who leave for the claims up to here have left: at every step
         # in the line, so that the first is not delayed because a later one's leavers bring much.
         for at, later in enumerate(self._later):
             if later < self.room[at]:
                 self.room[at] = later
+
+    def _changed(self, devices: Iterable[int]) -> None:
+        self.sayings.clear()
+        for at in devices:
+            self.words.pop(at, None)

@@ -23,7 +23,6 @@ __all__ = [
     "Space",
     "find",
     "gib",
-    "gpu_bytes",
     "search",
 ]
 
@@ -74,65 +73,46 @@ def search(books: Books, what: Search) -> Place | None:
             return _whole(books, what)
         if demand.spread and demand.vram > max((books.usable[at] for at in books.good_gpus), default=0):
             return _spread(books, what)
-        host = {books.host: demand.ram} if demand.ram and books.host is not None else {}
-        return _cheapest(books, what, [{at: gpu_bytes(books, demand, at)} | host for at in books.good_gpus])
+        if demand.share:
+            spots = [(at, books.gpu_bytes(demand, at)) for at in books.good_gpus]
+        else:
+            spots = [(at, demand.vram) for at in books.good_gpus]
+        return _cheapest(books, what, spots, demand.ram)
     if not _good_host(books) or demand.gpus > 1:
         return None
     assert books.host is not None
-    return _cheapest(books, what, [{books.host: host_bytes(books, demand)}])
+    return _cheapest(books, what, [(books.host, books.host_bytes(demand))], 0)
 
 
 def _good_host(books: Books) -> bool:
     return books.host is not None and books.spaces[books.host].ok
 
 
-def gpu_bytes(books: Books, demand: Demand, at: int) -> int:
-    """Return what a demand for a part of one GPU takes of this one."""
-    return math.ceil(demand.share * books.spaces[at].total) if demand.share else demand.vram
-
-
-def host_bytes(books: Books, demand: Demand) -> int:
-    """Return what a demand takes of the host; on unified memory, its GPU part too.
-
-    A "whole GPU" cannot be parted from the rest of unified memory: there it is counted in bytes, and takes
-    everything only when nobody knows how many.
-    """
-    if not books.unified or books.host is None:
-        return demand.ram
-    if demand.gpus and not demand.vram:
-        return max(books.usable[books.host], demand.ram)
-    return demand.ram + gpu_bytes(books, demand, books.host)
-
-
 # --- one device, or one and the host -----------------------------------------------------------------------
 
 
-def _cheapest(books: Books, what: Search, options: Sequence[Mapping[int, int]]) -> Place | None:
-    """Choose between devices: `options` are bytes by device number, the device in question first."""
-    room = books.room
-    best: tuple[bool, int, int] | None = None
-    found: Mapping[int, int] | None = None
-    for needs in options:
-        for at, size in needs.items():
-            if size > room[at] and size:
-                break
-        else:
-            first = next(iter(needs))
-            key = (first in what.shun, room[first] - needs[first], first)
-            if best is None or key < best:
-                best, found = key, needs
-    if found is not None:
-        return Place(found)
+def _cheapest(books: Books, what: Search, spots: Sequence[tuple[int, int]], ram: int) -> Place | None:
+    """Choose between devices, given with the bytes on each; `ram` is needed of the host beside them."""
+    room, shun = books.room, what.shun
+    host = {books.host: ram} if ram and books.host is not None else {}
+    beside = {at: size - books.sure(at) for at, size in host.items() if size > room[at]}
+    if not beside:
+        free = [(at in shun, room[at] - size, at, size) for at, size in spots if size <= room[at] or not size]
+        if free:
+            _, _, at, size = min(free)
+            return Place({at: size} | host)
+    reach = books.movable if what.evict else books.going
+    if any(size > reach[at] for at, size in beside.items()):
+        return None
     places = []
-    for needs in options:
-        if any(size > books.usable[at] for at, size in needs.items()):
+    for at, size in spots:
+        lacking = 0 if size <= room[at] else size - books.sure(at)
+        if lacking > reach[at] or size > books.usable[at]:
             continue
-        leavers = choose(books, what, {at: _short(books, at, size) for at, size in needs.items()})
+        leavers = choose(books, what, {at: lacking} | beside)
         if leavers is not None:
-            first = next(iter(needs))
-            freed = sum(entry.held.get(first, 0) for entry in leavers)
-            left = books.sure(first) + freed - needs[first]
-            places.append((cost(what, leavers), left, first, Place(needs, leavers)))
+            left = books.sure(at) + sum(entry.held.get(at, 0) for entry in leavers) - size
+            places.append((cost(what, leavers), left, at, Place({at: size} | host, leavers)))
     return min(places, key=lambda option: option[:3])[3] if places else None
 
 

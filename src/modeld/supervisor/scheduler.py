@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from modeld.supervisor.books import LEAVING, LOADING, Books, Entry
 from modeld.supervisor.demand import Demand, Holding, Never, Refusal, Space, gib
-from modeld.supervisor.placement import Place, gpu_bytes, search
+from modeld.supervisor.placement import Place, search
 from modeld.supervisor.shortage import NAMED, explain
 from modeld.supervisor.turns import Turns
 from modeld.supervisor.victims import Search
@@ -166,7 +166,7 @@ def _make_room(draft: _Draft, books: Books, claim: Claim, place: Place) -> None:
         for entry in place.leavers:
             if entry.going or (entry.holding.in_flight and not claim.forced):
                 continue
-            entry.going = True
+            books.send_away(entry)
             sent.add(entry.key)
             reason = f"{entry.model} makes room for {claim.model}, which needs {need}"
             draft.evictions.append(Eviction(entry.key, claim.replica, reason))
@@ -192,7 +192,7 @@ def _in_order(view: View, books: Books) -> list[Claim]:
     def size(claim: Claim) -> tuple[int, int, int, int, int, str, str]:
         demand = claim.demand
         gpus = demand.gpus or (-(-demand.vram // most) if demand.spread and demand.vram > most > 0 else 0)
-        vram = demand.vram if largest is None else gpu_bytes(books, demand, largest)
+        vram = demand.vram if largest is None else books.gpu_bytes(demand, largest)
         return (-claim.priority, -gpus, -bool(demand.gpus), -vram, -demand.ram, claim.model, claim.replica)
 
     passive.sort(key=size)

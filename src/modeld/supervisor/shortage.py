@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from modeld.supervisor.books import Books
 from modeld.supervisor.demand import Demand, Never, Refusal, Space, gib
 
 NAMED = 3
 """Holders and devices that are named one by one; of more, only how many."""
+
+_NO = Never.NO  # an enum's lookup costs
 
 _HOPE = (Never.NO, Never.PINNED, Never.OTHERS, Never.DEVICE, Never.EVER)
 """From the most hopeful to the least."""
@@ -21,36 +24,23 @@ def explain(books: Books, demand: Demand) -> Refusal:
     if not books.gpus:
         return Refusal("needs a GPU, and this machine shows none", Never.DEVICE)
     refusal = _on_group(books, demand) if demand.gpus else _on_one(books, demand)
-    if demand.ram and books.host is not None:
-        host = _on_host(books, Demand(ram=demand.ram))
-        short = demand.ram > books.room[books.host]
-        if _HOPE.index(host.never) > _HOPE.index(refusal.never) or (
-            short and host.never is refusal.never and any(_free(books, demand, at) for at in books.good_gpus)
-        ):
-            return host
-    return refusal
-
-
-def _free(books: Books, demand: Demand, at: int) -> bool:
-    return not demand.gpus and _bytes(books, demand, at) <= books.room[at]
-
-
-def _bytes(books: Books, demand: Demand, at: int) -> int:
-    return math.ceil(demand.share * books.spaces[at].total) if demand.share else demand.vram
+    if books.host is None or demand.ram <= books.room[books.host]:
+        return refusal
+    host = _on_host(books, Demand(ram=demand.ram))
+    enough = not demand.gpus and any(books.gpu_bytes(demand, at) <= books.room[at] for at in books.good_gpus)
+    return host if enough or _HOPE.index(host.never) > _HOPE.index(refusal.never) else refusal
 
 
 def hope(books: Books, at: int, size: int) -> Never:
     """Say what stands between a device and holding so many bytes."""
     space = books.spaces[at]
-    limit = space.usable if space.limit is None else space.limit
     if not space.ok:
         return Never.EVER if space.total and size > space.total else Never.DEVICE
-    if size > limit:
+    if size <= books.usable[at] - books.pinned[at]:
+        return _NO
+    if size > (space.usable if space.limit is None else space.limit):
         return Never.EVER
-    if size > space.usable:
-        return Never.OTHERS
-    pinned = sum(entry.held[at] for entry in books.on[at] if entry.fixed)
-    return Never.PINNED if size > space.usable - pinned else Never.NO
+    return Never.OTHERS if size > books.usable[at] else Never.PINNED
 
 
 def _on_host(books: Books, demand: Demand) -> Refusal:
@@ -59,38 +49,41 @@ def _on_host(books: Books, demand: Demand) -> Refusal:
         return Refusal("needs memory, and this machine's is not known", Never.DEVICE)
     if demand.gpus > 1:
         return Refusal(f"needs {demand.gpus} whole GPUs, and this machine has 1", Never.EVER)
-    size = demand.ram
-    if books.unified:
-        size += _bytes(books, demand, books.host)
-        if demand.gpus and not demand.vram:
-            size = max(books.usable[books.host], demand.ram)
+    size = books.host_bytes(demand)
     never = hope(books, books.host, size)
     return Refusal(_sentence(books, books.host, size, never, ""), never)
 
 
 def _on_one(books: Books, demand: Demand) -> Refusal:
     """Explain for a part of one GPU, or for GPUs that share one model."""
-    nevers = {at: hope(books, at, _bytes(books, demand, at)) for at in books.gpus}
+    nevers = {at: hope(books, at, books.gpu_bytes(demand, at)) for at in books.gpus}
     if demand.spread and all(nevers[at] in (Never.EVER, Never.OTHERS) for at in books.good_gpus):
         return _on_all(books, demand.vram)
-    by_hope = sorted(books.gpus, key=lambda at: (_HOPE.index(nevers[at]), -books.free[at], at))
-    best = nevers[by_hope[0]]
+    best = min(nevers.values(), key=_HOPE.index)
+    told = tuple(nevers.values())
+    if (words := books.sayings.get(told)) is None:
+        words = books.sayings[told] = _of_each(books, nevers, best)
     if best is Never.DEVICE:
-        # Those that can be used are too small, or there are none.
-        return Refusal("; ".join(_unusable(books.spaces[at]) for at in by_hope if nevers[at] is best), best)
-    size = _bytes(books, demand, by_hope[0])
-    if len(by_hope) == 1:
-        return Refusal(_sentence(books, by_hope[0], size, best, " on one GPU"), best)
+        return Refusal(words, best)
+    where = " on one GPU; " if len(told) > 1 or best in (Never.EVER, Never.OTHERS) else ", "
+    return Refusal(f"needs {gib(books.gpu_bytes(demand, books.gpus[0]))}{where}{words}", best)
+
+
+def _of_each(books: Books, nevers: Mapping[int, Never], best: Never) -> str:
+    """Say what each GPU has or can give, the most hopeful first."""
+    by_hope = sorted(nevers, key=lambda at: (_HOPE.index(nevers[at]), -books.free[at], at))
+    if best is Never.DEVICE:
+        by_hope = [at for at in by_hope if nevers[at] is best]  # the others are too small
     clauses = [_clause(books, at, nevers[at]) for at in by_hope[:NAMED]]
     if len(by_hope) > NAMED:
-        clauses.append(f"{len(by_hope) - NAMED} more GPUs can give no more")
-    return Refusal(f"needs {gib(size)} on one GPU; {'; '.join(clauses)}", best)
+        clauses.append(f"{len(by_hope) - NAMED} more GPUs have no more")
+    return "; ".join(clauses)
 
 
 def _on_all(books: Books, size: int) -> Refusal:
     """Explain for a model that is parted among all GPUs."""
     good = [books.spaces[at] for at in books.good_gpus]
-    pinned = sum(entry.held[at] for at in books.good_gpus for entry in books.on[at] if entry.fixed)
+    pinned = sum(books.pinned[at] for at in books.good_gpus)
     usable = sum(books.usable[at] for at in books.good_gpus)
     if size <= usable:
         never = Never.PINNED if size > usable - pinned else Never.NO

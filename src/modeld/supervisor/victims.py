@@ -83,6 +83,10 @@ def choose(
     lacking = {at: size for at, size in short.items() if size > 0}
     if not lacking:
         return []
+    reach = books.movable if what.evict else books.going
+    for at, size in lacking.items():
+        if size > (sum(reach[one] for one in group) if at == SUM else reach[at]):
+            return None
     devices = {at for at in lacking if at != SUM}.union(group)
     seen = {entry.key: entry for at in devices for entry in books.on[at]}
     for entry in leaving:
