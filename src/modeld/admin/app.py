@@ -1,4 +1,4 @@
-"""The admin application, and the Unix socket it listens on.
+"""The admin application.
 
 Routes: GET /status · GET /devices · POST /models/{name}/load|unload|restart (load takes `?force=1`) ·
 GET /models/{name}/estimate · GET /models/{name}/logs · GET /events (these two take `?follow=1`) ·
@@ -8,16 +8,13 @@ POST /changes. Everything that lasts is NDJSON, one write per line.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from modeld import errors
-from modeld.admin.listen import bind_private
 from modeld.admin.ports import Control, Supervisor
 from modeld.admin.schemas import (
     LARGEST_CHANGE,
@@ -34,9 +31,6 @@ from modeld.admin.stream import Stream, add_streams, tell
 from modeld.errors import BadRequest, ModeldError, NotFound, TooLarge
 
 log = logging.getLogger(__name__)
-
-SHUTDOWN_S = 1.0
-"""How long a handler may take to end when the socket closes; streams are told to end first."""
 
 STATUS: tuple[tuple[type[ModeldError], int], ...] = (
     (errors.BadRequest, 400),
@@ -73,28 +67,6 @@ def build_admin_app(
     app.router.add_get("/events", handlers.events)
     app.router.add_post("/changes", handlers.change)
     return app
-
-
-@asynccontextmanager
-async def serve_admin(app: web.Application, socket_path: Path) -> AsyncIterator[None]:
-    """Serve `app` on `socket_path` (mode 0600) until the block ends; the socket is gone afterwards.
-
-    The caller holds the instance lock of the state directory: only that makes a socket found there stale, so
-    that it may be removed. Raises StartupError when the path cannot be bound.
-    """
-    listener = bind_private(socket_path)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None)
-    inode = socket_path.stat().st_ino
-    try:
-        await runner.setup()
-        await web.SockSite(runner, listener).start()
-        yield
-    finally:
-        await runner.cleanup()
-        listener.close()
-        with suppress(FileNotFoundError):  # somebody may have tidied up
-            if socket_path.stat().st_ino == inode:
-                socket_path.unlink()
 
 
 # --- handlers -----------------------------------------------------------------------------------------------

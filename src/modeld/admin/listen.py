@@ -1,13 +1,42 @@
-"""The Unix socket: bound so that nobody but its owner can ever open it."""
+"""The Unix socket of the admin application: bound so that nobody but its owner can ever open it."""
 
 from __future__ import annotations
 
 import os
 import socket
 import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from aiohttp import web
+
 from modeld.errors import StartupError
+
+SHUTDOWN_S = 1.0
+"""How long a handler may take to end when the socket closes; streams are told to end first."""
+
+
+@asynccontextmanager
+async def serve_admin(app: web.Application, socket_path: Path) -> AsyncIterator[None]:
+    """Serve `app` on `socket_path` (mode 0600) until the block ends; the socket is gone afterwards.
+
+    The caller holds the instance lock of the state directory: only that makes a socket found there stale, so
+    that it may be removed. Raises StartupError when the path cannot be bound.
+    """
+    listener = bind_private(socket_path)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S, access_log=None)
+    inode = socket_path.stat().st_ino
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        yield
+    finally:
+        await runner.cleanup()
+        listener.close()
+        with suppress(FileNotFoundError):  # somebody may have tidied up
+            if socket_path.stat().st_ino == inode:
+                socket_path.unlink()
 
 
 def bind_private(path: Path) -> socket.socket:

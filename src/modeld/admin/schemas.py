@@ -91,7 +91,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """A model that changes: `keys` are its configuration keys that differ, e.g. "llama_server_config.n_ctx"."""
+    """A model that changes; `keys` are its configuration keys that differ, e.g. "num_gpus"."""
 
     name: str
     keys: tuple[str, ...]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,8 @@ NAME_WIDTH = 24
 BAR_WIDTH = 16
 """Columns of a terminal for a model's name and its bar; the rest of the line is for words."""
 
-SETTLED = frozenset({State.READY, State.FAILED, State.STOPPED})
-"""States in which a model is not on its way anywhere."""
+AT_REST = frozenset({State.READY, State.FAILED, State.STOPPED})
+"""States whose bar does not move."""
 
 Show = Callable[[FeedEvent], None]
 
@@ -97,7 +98,7 @@ def _bars(screen: Screen | None) -> Iterator[Show]:
             if event.model not in bars:
                 bars[event.model] = drawn.add_task("", total=None, model=one_line(event.model))
             done = event.progress
-            if event.kind == "state" and event.state in SETTLED:
+            if event.kind == "state" and event.state in AT_REST:
                 done = 1.0 if event.state == State.READY else 0.0
             words = one_line(event.message) or event.state or ""
             drawn.update(
@@ -113,21 +114,32 @@ def _bars(screen: Screen | None) -> Iterator[Show]:
 # --- of the daemon in a terminal ----------------------------------------------------------------------------
 
 
-def _all_settled(pool: Pool) -> bool:
-    return all(status.state in SETTLED for status in pool.statuses())
-
-
 async def show_lines(pool: Pool) -> None:
-    """Print lines until every model has settled."""
+    """Print lines until no model is on its way any more."""
     lines = Lines()
-    with pool.feed.subscribe(replay=True) as events:
-        while not _all_settled(pool):
-            if (text := lines.line(await anext(events))) is not None:
-                print(text, flush=True)
+
+    def show(event: FeedEvent) -> None:
+        if (text := lines.line(event)) is not None:
+            print(text, flush=True)
+
+    await _until_settled(pool, show)
 
 
 async def show_bars(pool: Pool) -> None:
-    """Draw a bar for each model until every one has settled."""
-    with pool.feed.subscribe(replay=True) as events, _bars(None) as show:
-        while not _all_settled(pool):
-            show(await anext(events))
+    """Draw a bar for each model until none is on its way any more."""
+    with _bars(None) as show:
+        await _until_settled(pool, show)
+
+
+async def _until_settled(pool: Pool, show: Show) -> None:
+    with pool.feed.subscribe(replay=True) as events:
+        async with asyncio.TaskGroup() as group:
+            shown = group.create_task(_each(events, show))
+            await pool.settled()
+            await asyncio.sleep(0)  # what is in the queue by now still belongs to it
+            shown.cancel()
+
+
+async def _each(events: AsyncIterator[FeedEvent], show: Show) -> None:
+    async for event in events:
+        show(event)

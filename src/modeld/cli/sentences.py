@@ -19,15 +19,16 @@ _OWN_WORDS: dict[State, str] = {
 }
 """What a state means when the supervisor gives no message."""
 
+_CALLED_BACK = frozenset({"evicted", "idle", "left", "memory", "scaled"})
+"""Causes for which modeld itself stopped a model: any request brings it back, not those on demand alone."""
+
 
 def sentence(status: Status, now: float) -> str:
     """Explain a model's state; `now` is UTC seconds since the epoch. Never empty, one printable line."""
     if status.state is State.READY:
         parts = _ready(status, now)
     elif status.state is State.STOPPED:
-        by_hand = f"`modeld ctl load {one_line(status.name)}` loads it"
-        parts = [said(status.message) or "not loaded"]
-        parts.append("the next request loads it" if status.on_demand else by_hand)
+        parts = [said(status.message) or "not loaded", _way_back(status)]
     elif status.state is State.FAILED:
         parts = [said(status.message) or f"failed ({said(status.cause) or 'no reason given'})"]
         parts.append(f"`modeld ctl load {one_line(status.name)}` tries again")
@@ -39,8 +40,7 @@ def sentence(status: Status, now: float) -> str:
             parts.append(f"restarted {count(status.restarts, 'time')} so far")
     if status.queued and status.state is not State.READY:
         parts.append(_waiting(status.queued))
-    # The supervisor may have said the same in its message.
-    return "; ".join([parts[0], *(part for part in parts[1:] if part not in parts[0])])
+    return "; ".join(part for part in parts if part)
 
 
 def replica_sentence(replica: ReplicaStatus) -> str:
@@ -84,13 +84,25 @@ def _ready(status: Status, now: float) -> list[str]:
     if status.queued:
         parts.append(_waiting(status.queued))
     if len(status.replicas) > 1:
-        parts.append(f"{ready} of {len(status.replicas)} replicas ready")
+        parts.append(f"{ready} of {len(status.replicas)} replicas are ready")
     if status.idle_unload_at is not None:
         left = status.idle_unload_at - now
         parts.append(f"unloads in {duration(left)} if idle" if left >= 1 else "unloads as soon as it is idle")
     if words := said(status.message):
-        parts.append(words)
+        # It may begin with what is already here, e.g. the number of replicas.
+        parts = [*(part for part in parts if part not in words), words]
     return parts
+
+
+def _way_back(status: Status) -> str:
+    """Say how a stopped model comes up again."""
+    if status.message.rstrip(".").endswith("request loads it"):
+        return ""
+    if status.on_demand or status.cause in _CALLED_BACK:
+        return "the next request loads it"
+    if status.cause == "start":
+        return "its turn comes"
+    return f"`modeld ctl load {one_line(status.name)}` loads it"
 
 
 def _waiting(queued: int) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from modeld.admin.app import build_admin_app, serve_admin
+from modeld.admin.app import build_admin_app
 from modeld.admin.client import AdminClient
+from modeld.admin.listen import serve_admin
 from modeld.admin.schemas import DaemonInfo
 from modeld.cli.main import modeld
 from modeld.supervisor.states import State

@@ -27,7 +27,7 @@ async def test_status(daemon: Daemon) -> None:
     assert qwen.split()[:3] == ["qwen", "ready", "start"]
     assert qwen.endswith("1.0 GiB          2      0  serves 2 calls")
     assert whisper.split()[:2] == ["whisper", "stopped"]
-    assert whisper.endswith("not loaded; `modeld ctl load whisper` loads it")
+    assert whisper.endswith("not loaded; its turn comes")
 
 
 async def test_status_as_json(daemon: Daemon) -> None:

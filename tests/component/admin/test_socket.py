@@ -15,8 +15,9 @@ import pytest
 from aiohttp import web
 
 from modeld.admin import app as admin
-from modeld.admin.app import build_admin_app, serve_admin
+from modeld.admin.app import build_admin_app
 from modeld.admin.client import AdminClient
+from modeld.admin.listen import serve_admin
 from modeld.admin.schemas import DaemonInfo
 from modeld.errors import NotFound, StartupError
 from modeld.supervisor.events import FeedEvent

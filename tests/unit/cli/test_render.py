@@ -256,7 +256,7 @@ def test_replicas_are_rows() -> None:
     assert page.splitlines()[1:] == [
         "MODEL  STATE    CAUSE    SINCE       MEMORY  IN-FLIGHT  QUEUE",
         "qwen   ready    request     3m    -/2.0 GiB          2      0",
-        "    serves 2 of 4 slots; 1 of 2 replicas ready",
+        "    serves 2 of 4 slots; 1 of 2 replicas are ready",
         "  #1   ready    start       3m  1.0/1.0 GiB          2",
         "      serves 2 calls",
         "      on GPU 3",

@@ -10,6 +10,7 @@ from modeld.supervisor.states import ReplicaStatus, State, Status
 
 NOW = 1000.0
 GIB = 2**30
+NEXT = "the next request loads it"
 REFUSAL = "needs 7.9 GiB, 5.1 GiB free on GPU 0, 3.2 GiB held by pinned llama3"
 
 
@@ -48,7 +49,14 @@ def _copy(state: State, **facts: object) -> ReplicaStatus:
                 "in_flight": 3,
                 "replicas": (_copy(State.READY), _copy(State.READY), _copy(State.LOADING)),
             },
-            "serves 3 of 4 slots; 2 of 3 replicas ready",
+            "serves 3 of 4 slots; 2 of 3 replicas are ready",
+        ),
+        (
+            {
+                "message": "1 of 2 replicas are ready; loaded.",
+                "replicas": (_copy(State.READY), _copy(State.WAITING)),
+            },
+            "idle; 1 of 2 replicas are ready; loaded",
         ),
     ],
 )
@@ -61,7 +69,13 @@ def test_ready(facts: dict[str, object], text: str) -> None:
     ("state", "facts", "text"),
     [
         (State.STOPPED, {"on_demand": True}, "not loaded; the next request loads it"),
-        (State.STOPPED, {}, "not loaded; `modeld ctl load qwen` loads it"),
+        (State.STOPPED, {}, "not loaded; its turn comes"),
+        (State.STOPPED, {"cause": "idle", "message": "no request for 60 s"}, "no request for 60 s; " + NEXT),
+        (
+            State.STOPPED,
+            {"cause": "asked", "message": "unloaded"},
+            "unloaded; `modeld ctl load qwen` loads it",
+        ),
         (
             State.STOPPED,
             {"on_demand": True, "message": "idle for 10 min; the next request loads it."},
