@@ -1,0 +1,238 @@
+"""The memory of a llama.cpp model, part by part, by llama.cpp's own rules. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from modeld.hardware.footprint import Line, Where
+from modeld.library.metadata import Layer, Metadata
+
+MIB = 1024**2
+
+ENGINE_RAM = 40 * MIB
+"""The engine's process without a model: code, threads, HTTP server; measured 41 MB with xllamacpp."""
+
+WORD_RAM = 400
+"""Bytes for each word of the vocabulary: its text, score and kind, and both directions of looking it up;
+measured 60 MB for process and vocabulary together with 49,152 words."""
+
+ENGINE_GPU = 512 * MIB
+"""A process's GPU context with its loaded kernels and workspaces, of which no engine's log speaks."""
+
+CUDA_RAM = 200 * MIB
+"""The GPU driver's libraries in the process's own memory."""
+
+BATCH = 512
+"""Tokens in a batch, and in a physical one, when nothing is set."""
+
+CONTEXT = 2048
+"""Context for each slot when nothing is set; the loader's own default."""
+
+UNKNOWN_CONTEXT = 32768
+"""Context when the model's own is asked for and its file does not tell."""
+
+CELLS = 256
+"""llama.cpp rounds the cells of a slot, and those of a sliding window, up to a multiple of this."""
+
+FLOATS_WIDE, FLOATS_INNER = 5, 3
+"""Compute buffer: for each token of a physical batch so many vectors of the embedding's and of the
+feed-forward's width are alive at once, in f32. Fitted to llama.cpp's own "compute buffer size" for a llama
+model with n_ubatch from 128 to 2048 and contexts to 32,768, exact to 0.2 % there."""
+
+CACHE_TYPES = {
+    "f32": Fraction(4),
+    "f16": Fraction(2),
+    "bf16": Fraction(2),
+    "q8_0": Fraction(34, 32),
+    "q5_1": Fraction(24, 32),
+    "q5_0": Fraction(22, 32),
+    "q4_1": Fraction(20, 32),
+    "q4_0": Fraction(18, 32),
+    "iq4_nl": Fraction(18, 32),
+}
+"""Bytes of an element of the KV cache: 32 of them share one block with its scales."""
+
+_FLAGS = {
+    **dict.fromkeys(("-c", "--ctx-size"), "context"),
+    **dict.fromkeys(("-np", "--parallel"), "parallel"),
+    **dict.fromkeys(("-b", "--batch-size"), "n_batch"),
+    **dict.fromkeys(("-ub", "--ubatch-size"), "ubatch_size"),
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), "n_gpu_layers"),
+    **dict.fromkeys(("-ctk", "--cache-type-k"), "cache_type_k"),
+    **dict.fromkeys(("-ctv", "--cache-type-v"), "cache_type_v"),
+    **dict.fromkeys(("-fa", "--flash-attn"), "flash_attn"),
+    **dict.fromkeys(("-ncmoe", "--n-cpu-moe"), "cpu_moe"),
+}
+_SWITCHES = {
+    **dict.fromkeys(("-nkvo", "--no-kv-offload"), "no_kv_offload"),
+    **dict.fromkeys(("-cmoe", "--cpu-moe"), "all_cpu_moe"),
+    "--swa-full": "swa_full",
+    "--no-mmproj-offload": "no_mmproj_offload",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options come to. `context`: cells of one slot. `first`: the first layer on the GPU."""
+
+    context: int
+    parallel: int
+    ubatch: int
+    key_type: str
+    value_type: str
+    flash: bool
+    first: int
+    output_on_gpu: bool
+    cache_on_gpu: bool
+    projector_on_gpu: bool
+    cpu_experts: int
+    swa_full: bool
+
+    def cells(self, layer: Layer) -> int:
+        """Return the cells that one slot has in this layer's cache."""
+        if not layer.window or self.swa_full:
+            return self.context
+        return _rounded(min(self.context, layer.window + self.ubatch))
+
+    def cache(self, layer: Layer) -> int:
+        """Return the bytes of this layer's KV cache and recurrent state, all slots together."""
+        keys = layer.keys * CACHE_TYPES.get(self.key_type, Fraction(2))
+        values = layer.values * CACHE_TYPES.get(self.value_type, Fraction(2))
+        return self.parallel * (int(self.cells(layer) * (keys + values)) + layer.state)
+
+
+def llama_lines(
+    metadata: Metadata, options: Mapping[str, Any], *, gpu: bool, mmproj: Metadata | None
+) -> tuple[list[Line], str]:
+    """Return the lines of the sum, and what they rest on. Without `gpu` all of them are RAM."""
+    plan = _plan(metadata, options, gpu=gpu)
+    slots = f"{plan.context} tokens × {plan.parallel}"
+    lines = _weights(metadata, plan)
+    on_gpu = sum(plan.cache(layer) for layer in metadata.layers[plan.first :]) if plan.cache_on_gpu else 0
+    in_ram = sum(plan.cache(layer) for layer in metadata.layers) - on_gpu
+    types = " and ".join(dict.fromkeys((plan.key_type, plan.value_type)))
+    has_state = any(layer.state for layer in metadata.layers)
+    label = f"KV cache{' and recurrent state' if has_state else ''}, {slots}, {types}"
+    lines += [Line(label, on_gpu, Where.GPU), Line(label, in_ram, Where.RAM)]
+    lines += _compute(metadata, plan, gpu=gpu)
+    if mmproj is not None:
+        where = Where.GPU if plan.projector_on_gpu else Where.RAM
+        lines += [
+            Line("projector", mmproj.size, where),
+            Line("projector, compute buffer", _projector_work(mmproj), where),
+        ]
+    if gpu:
+        lines += [Line("GPU context and kernels", ENGINE_GPU, Where.GPU)]
+        lines += [Line("GPU libraries", CUDA_RAM, Where.RAM)]
+    lines += [Line("engine and vocabulary", ENGINE_RAM + WORD_RAM * metadata.vocabulary, Where.RAM)]
+    if not metadata.layers:
+        return lines, f"from the file's size ({metadata.size} bytes) alone"
+    return lines, f"from the file's metadata: {len(metadata.layers)} layers, {slots}"
+
+
+def _weights(metadata: Metadata, plan: Plan) -> list[Line]:
+    if not metadata.layers:
+        where = Where.GPU if plan.output_on_gpu else Where.RAM
+        return [Line("weights", metadata.size, where)]
+    count = len(metadata.layers)
+    kept = sum(layer.experts for layer in metadata.layers[plan.first : plan.cpu_experts])
+    above = sum(layer.weights for layer in metadata.layers[plan.first :]) - kept
+    below = sum(layer.weights for layer in metadata.layers[: plan.first])
+    lines = [
+        Line(f"weights, {count - plan.first} of {count} layers", above, Where.GPU),
+        Line(f"weights, {plan.first} of {count} layers", below, Where.RAM),
+        Line("weights, experts kept in RAM", kept, Where.RAM),
+        # Looking up a row needs no GPU: llama.cpp leaves the embedding in RAM always.
+        Line("weights, token embedding", metadata.input_weights, Where.RAM),
+    ]
+    if plan.output_on_gpu:
+        copy = metadata.input_weights if metadata.tied else 0
+        return [*lines, Line("weights, output", metadata.output_weights + copy, Where.GPU)]
+    return [*lines, Line("weights, output", metadata.output_weights, Where.RAM)]
+
+
+def _compute(metadata: Metadata, plan: Plan, *, gpu: bool) -> list[Line]:
+    vectors = FLOATS_WIDE * metadata.embedding_length + FLOATS_INNER * metadata.feed_forward_length
+    logits = plan.parallel * (metadata.vocabulary + metadata.embedding_length) * 4
+    full = plan.context if any(layer.keys and not layer.window for layer in metadata.layers) else 0
+    windowed = max((plan.cells(layer) for layer in metadata.layers if layer.window), default=0)
+    # One mask for each kind of layer: f16 for flash attention, f32 and the scores themselves without it.
+    masks = plan.ubatch * (full + windowed) * (2 if plan.flash else 4)
+    if not plan.flash:
+        masks += metadata.n_head * plan.ubatch * max(full, windowed) * 4
+    work = max(plan.ubatch * vectors * 4, logits) + masks
+    lines = [Line("answers", logits, Where.RAM)]
+    if gpu:
+        lines.append(Line("compute buffer", work, Where.GPU))
+        # What goes into the graph is prepared on this side.
+        inputs = plan.ubatch * metadata.embedding_length * 4 + masks
+        return [*lines, Line("compute buffer", work if plan.first else min(inputs, work), Where.RAM)]
+    return [*lines, Line("compute buffer", work, Where.RAM)]
+
+
+def _projector_work(mmproj: Metadata) -> int:
+    """Return the bytes of encoding one picture of the size that the projector is made for."""
+    vision = mmproj.vision
+    if vision is None or not vision.patch_size:
+        return 0
+    patches = (vision.image_size // vision.patch_size) ** 2
+    vectors = FLOATS_WIDE * vision.embedding_length + FLOATS_INNER * vision.feed_forward_length
+    picture = 3 * vision.image_size**2
+    return 4 * (patches * vectors + picture)
+
+
+def _plan(metadata: Metadata, options: Mapping[str, Any], *, gpu: bool) -> Plan:
+    chosen = {**options, **_from_flags(options.get("extra_args") or ())}
+    parallel = max(_whole(chosen.get("parallel"), 1), 1)
+    # The flag counts all slots together, the option each of them.
+    each = _whole(chosen.get("n_ctx"), CONTEXT)
+    if "context" in chosen:
+        each = _whole(chosen["context"], 0) // parallel
+    each = each if each > 0 else metadata.context_length or UNKNOWN_CONTEXT
+    batch = max(_whole(chosen.get("n_batch"), BATCH), 1)
+    ubatch = max(min(_whole(chosen.get("ubatch_size"), BATCH), batch, each * parallel), 1)
+    count, wanted = len(metadata.layers), _whole(chosen.get("n_gpu_layers"), -1)
+    # Counted from the end, and the output is one of them: llama.cpp fills the GPU from there.
+    slots = (count + 1 if wanted < 0 else min(wanted, count + 1)) if gpu else 0
+    first = min(count + 1 - slots, count)
+    return Plan(
+        context=_rounded(each),
+        parallel=parallel,
+        ubatch=ubatch,
+        key_type=str(chosen.get("cache_type_k") or "f16"),
+        value_type=str(chosen.get("cache_type_v") or "f16"),
+        flash=str(chosen.get("flash_attn") or "auto") not in ("off", "0", "false", "disabled"),
+        first=first,
+        output_on_gpu=slots > 0,
+        cache_on_gpu=gpu and not chosen.get("no_kv_offload"),
+        projector_on_gpu=gpu and not chosen.get("no_mmproj_offload"),
+        cpu_experts=count if chosen.get("all_cpu_moe") else _whole(chosen.get("cpu_moe"), 0),
+        swa_full=bool(chosen.get("swa_full")),
+    )
+
+
+def _from_flags(extra: Any) -> dict[str, Any]:
+    """Return the settings among llama-server's own flags; the last of two holds, as there."""
+    found: dict[str, Any] = {}
+    flags = [str(each) for each in extra]
+    for flag, following in zip(flags, [*flags[1:], ""], strict=False):
+        name, equals, value = flag.partition("=")
+        if name in _FLAGS:
+            found[_FLAGS[name]] = value if equals else following
+        elif name in _SWITCHES:
+            found[_SWITCHES[name]] = True
+    return found
+
+
+def _whole(value: object, default: int) -> int:
+    try:
+        return default if value is None else int(str(value))
+    except ValueError:
+        return default
+
+
+def _rounded(cells: int) -> int:
+    return -(-cells // CELLS) * CELLS

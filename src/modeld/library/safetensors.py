@@ -1,0 +1,166 @@
+"""Reads what a safetensors file, or a folder with a config.json, says of itself; no tensor data is touched.
+
+A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, JSON that
+maps names to dtype, shape and place. A folder's config.json is Hugging Face's; its fields vary with the
+model, so what is missing or of another type counts as unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modeld.errors import LoadFailed
+from modeld.library.metadata import Layer, Metadata
+
+LONGEST_HEADER = 100 * 1024**2
+"""Bytes of a header; the format's own limit."""
+
+MOST_LAYERS = 4096
+"""Layers beyond which a config.json is not believed."""
+
+
+def describe(path: Path, files: Sequence[Path]) -> Metadata:
+    """Return the metadata of a folder, or of a file, whose weights are `files`.
+
+    Raises LoadFailed (permanent) for a header that cannot be read, and a file that is cut short.
+    """
+    parameters, kinds = 0, dict[str, int]()
+    for file in files:
+        for kind, count in _counted(file).items():
+            kinds[kind] = kinds.get(kind, 0) + count
+            parameters += count
+    main = max(kinds, key=lambda kind: kinds[kind], default="")
+    size = sum(file.stat().st_size for file in files)
+    config = _json(path / "config.json") if path.is_dir() else {}
+    text = config.get("text_config")
+    # Models that see or hear keep what describes their language part one level down.
+    language = {**config, **text} if isinstance(text, dict) else config
+    quantized = config.get("quantization_config")
+    method = str(quantized.get("quant_method", "")) if isinstance(quantized, dict) else ""
+    names = config.get("architectures")
+    experts = _number(language, "num_local_experts", "num_experts", "n_routed_experts")
+    active = _number(language, "num_experts_per_tok") * _number(language, "moe_intermediate_size")
+    return Metadata(
+        format="safetensors",
+        size=size,
+        architecture=str(names[0]) if isinstance(names, list) and names else "",
+        name=path.name if path.is_dir() else path.stem,
+        parameters=parameters or None,
+        quantization=method or main,
+        context_length=_number(language, "max_position_embeddings", "n_positions", "max_sequence_length")
+        or None,
+        layers=_layers(language),
+        tied=language.get("tie_word_embeddings") is True,
+        embedding_length=_number(language, "hidden_size", "n_embd", "d_model"),
+        feed_forward_length=max(_number(language, "intermediate_size", "n_inner"), active),
+        n_head=_number(language, "num_attention_heads", "n_head"),
+        vocabulary=_number(language, "vocab_size"),
+        n_experts=experts,
+        n_experts_used=_number(language, "num_experts_per_tok"),
+        has_chat_template=path.is_dir() and _has_template(path),
+    )
+
+
+def weights_in(folder: Path) -> list[Path]:
+    """Return the files that hold a folder's weights, subfolders (of a diffusers pipeline) included.
+
+    Of a file in several precisions (x.safetensors and x.fp16.safetensors) the plain one counts.
+    """
+    found = [
+        Path(parent) / name
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".")
+    ]
+    chosen = [path for path in found if path.suffix == ".safetensors"]
+    chosen = chosen or [path for path in found if path.suffix in (".bin", ".pt", ".pth", ".onnx", ".gguf")]
+    there = set(chosen)
+    return sorted(path for path in chosen if not (_plain(path) != path and _plain(path) in there))
+
+
+def _plain(path: Path) -> Path:
+    first, _, rest = path.name.partition(".")
+    return path.with_name(f"{first}.{rest.rpartition('.')[2]}")
+
+
+def _counted(file: Path) -> dict[str, int]:
+    """Return how many numbers of each dtype a file holds; nothing for another format."""
+    if file.suffix != ".safetensors":
+        return {}
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(LONGEST_HEADER, size - 8):
+                raise _damaged(file, f"its header would take {length} bytes of {size}")
+            header = json.loads(stream.read(length))
+        counts: dict[str, int] = {}
+        end = 0
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                kind = str(tensor["dtype"])
+                counts[kind] = counts.get(kind, 0) + math.prod(tensor["shape"])
+                end = max(end, tensor["data_offsets"][1])
+    except OSError as error:
+        raise LoadFailed(f"{file} cannot be read: {error.strerror}", permanent=True) from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise _damaged(file, "its header cannot be read") from error
+    if 8 + length + end > size:
+        raise _damaged(file, f"its tensors take {8 + length + end} bytes, the file has {size}")
+    return counts
+
+
+def _damaged(file: Path, why: str) -> LoadFailed:
+    return LoadFailed(f"{file} is cut short or damaged: {why}; fetch it again", permanent=True)
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[Layer, ...]:
+    heads = _number(config, "num_attention_heads", "n_head")
+    kv_heads = _number(config, "num_key_value_heads", "num_kv_heads") or heads
+    hidden = _number(config, "hidden_size", "n_embd", "d_model")
+    width = _number(config, "head_dim") or (hidden // heads if heads else 0)
+    keys = values = kv_heads * width
+    if latent := _number(config, "kv_lora_rank"):
+        # Multi-head latent attention keeps one compressed vector and the rotary part of the key.
+        keys, values = latent + _number(config, "qk_rope_head_dim"), 0
+    window = _number(config, "sliding_window") if config.get("use_sliding_window", True) is not False else 0
+    kinds = config.get("layer_types")
+    layers = []
+    for index in range(min(_number(config, "num_hidden_layers", "n_layer"), MOST_LAYERS)):
+        kind = str(kinds[index]) if isinstance(kinds, list) and index < len(kinds) else ""
+        if kind in ("linear_attention", "mamba", "conv", "recurrent"):
+            layers.append(Layer())
+        else:
+            # Without a list of kinds the whole model has the window, or none does: the latter takes more.
+            layers.append(
+                Layer(keys=keys, values=values, window=window if kind == "sliding_attention" else 0)
+            )
+    return tuple(layers)
+
+
+def _number(config: Mapping[str, Any], *names: str) -> int:
+    """Return the first of these fields that is a sensible whole number, else 0."""
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**53:
+            return value
+    return 0
+
+
+def _has_template(folder: Path) -> bool:
+    return (folder / "chat_template.jinja").is_file() or bool(
+        _json(folder / "tokenizer_config.json").get("chat_template")
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
