@@ -103,8 +103,6 @@ class _Handlers:
 
     async def change(self, request: web.Request) -> web.StreamResponse:
         change = await _change(request)
-        for name in change.names if change.kind == "remove" else ():
-            self._check(name)
         # Planned first also when it is to be carried out: what cannot be is refused with a true status.
         plan = await self._control.plan(change)
         if change.dry_run:
@@ -114,7 +112,7 @@ class _Handlers:
             done, error = await _outcome(self._control.apply(change))
             return ChangeEnd(done, error)
 
-        return await tell(request, self._supervisor.feed, _concerned(plan), work)
+        return await tell(request, self._supervisor.feed, _concerned(change, plan), work)
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         name, follow = self._known(request), _flag(request, "follow")
@@ -140,13 +138,8 @@ class _Handlers:
             return stream.response
 
     def _known(self, request: web.Request) -> str:
-        """Return the name in the path, checked."""
+        """Return the name in the path. Raises NotFound, with the names there are, before any header."""
         name = request.match_info["name"]
-        self._check(name)
-        return name
-
-    def _check(self, name: str) -> None:
-        """Raise NotFound, with the names there are, for one that is not configured."""
         try:
             self._supervisor.status(name)
         except NotFound as error:
@@ -154,6 +147,7 @@ class _Handlers:
             raise NotFound(
                 f"no model is named {name!r}; there are: {names}", code="model_not_found"
             ) from error
+        return name
 
 
 async def _outcome(work: Awaitable[T]) -> tuple[T | None, ErrorBody | None]:
@@ -163,9 +157,11 @@ async def _outcome(work: Awaitable[T]) -> tuple[T | None, ErrorBody | None]:
         return None, _body(error)
 
 
-def _concerned(plan: ChangePlan) -> frozenset[str]:
+def _concerned(change: Change, plan: ChangePlan) -> frozenset[str]:
+    # Without a document, models that do not differ but are down are brought up as well.
+    woken = plan.unchanged if change.kind == "reconcile" and change.document is None else ()
     changed = (item.name for item in (*plan.replaces, *plan.updates))
-    return frozenset({*plan.adds, *plan.removes, *changed})
+    return frozenset({*plan.adds, *plan.removes, *changed, *woken})
 
 
 # --- reading requests ---------------------------------------------------------------------------------------

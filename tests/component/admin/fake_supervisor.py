@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from modeld.admin.schemas import Change, ChangePlan, ChangeResult, DevicesReply, EstimateReply, Outcome
 from modeld.clock import SystemClock
-from modeld.errors import ModeldError, NotFound
+from modeld.errors import ModeldError, NotFound, UsageError
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine, LogRing
 from modeld.supervisor.states import State, Status
@@ -105,6 +105,9 @@ class FakeControl:
         self.asked.append(change)
         if self.refuses is not None:
             raise self.refuses
+        there = [status.name for status in self.supervisor.statuses()]
+        if unknown := [name for name in change.names if name not in there]:
+            raise UsageError(f"no model is named {unknown[0]!r}; there are: {', '.join(there)}")
         return self.planned
 
     async def apply(self, change: Change) -> ChangeResult:

@@ -140,9 +140,23 @@ async def test_body_limit(daemon: Daemon, http: aiohttp.ClientSession) -> None:
 async def test_removing_unknown_models(daemon: Daemon) -> None:
     """A name that is not configured is refused with the names that are; the others stay."""
     result = await daemon.ctl("remove", "qwen", "nope")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "Error: no model is named 'nope'; there are: qwen, whisper\n"
-    assert daemon.control.asked == []
+    assert daemon.control.done == []
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (Change("reconcile"), {"new", "qwen"}),
+        (Change("reconcile", {"models": []}), {"new"}),
+        (Change("reload"), {"new"}),
+    ],
+)
+async def test_whose_events(daemon: Daemon, change: Change, shown: set[str]) -> None:
+    """Reconciling without a document may bring up models that do not differ, so their events count too."""
+    items = await asyncio.to_thread(list, daemon.client.apply(change))
+    assert {item.model for item in items if isinstance(item, FeedEvent)} == shown
 
 
 async def test_client_that_leaves(daemon: Daemon) -> None:
