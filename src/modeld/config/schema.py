@@ -153,7 +153,8 @@ class Config(Section):
     )
     keep_alive: Duration = Field(
         default=NEVER,
-        description="How long a model stays loaded without a request, where it says nothing itself.",
+        description="How long a model stays loaded without a request, where it says nothing itself: "
+        "seconds, 10m, 1h30m, 0 or never.",
     )
     replace_strategy: Annotated[Literal["blue_green", "stop_start"], Word] = Field(
         default="blue_green",

@@ -329,6 +329,8 @@ def test_a_difference_is_a_partition_and_leads_to_what_is_wanted(
     assert set(found.removes) == (set() if additive else before.keys() - after.keys())
     for _, keys in (*found.replaces, *found.updates):
         assert len(set(keys)) == len(keys) > 0
+    heads = [{key.split(".")[0] for key in keys} for _, keys in found.replaces]
+    assert all(head & (RESTART | {"engines"}) for head in heads)
     assert {key for key, _ in found.replaces} == {
         key for key in before.keys() & after.keys() if before[key].fingerprint != after[key].fingerprint
     }

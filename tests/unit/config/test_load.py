@@ -19,6 +19,7 @@ from modeld.config.load import (
     load_config,
     single_model,
 )
+from modeld.config.model import Model
 from modeld.config.ray import DEPLOYMENT_OPTIONS
 from modeld.config.schema import Config
 from modeld.errors import ConfigError, UsageError
@@ -465,6 +466,14 @@ def test_the_examples_load(monkeypatch: pytest.MonkeyPatch) -> None:
     etc = Path(__file__).parents[3] / "etc"
     daemon = load_config(etc / "modeld.yaml", {})
     assert daemon.model_copy(update={"models": (), "gateways": ()}) == Config()
+    first = daemon.models[0]
+    assert first == Model(
+        name=first.name,
+        model=first.model,
+        usecase="generate",
+        loader="llama_server",
+        llama_server_config=first.llama_server_config,
+    )
     assert {model.loader for model in load_config(etc / "models.yaml", {}).models} == {
         "llama_server", "vllm", "whispercpp", "sherpa_onnx", "diffusers", "stable_diffusion_cpp",
     }  # fmt: skip

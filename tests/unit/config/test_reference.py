@@ -29,6 +29,21 @@ def test_types_and_defaults_are_in_plain_words() -> None:
     assert found["models[].llama_server_config.tensor_split"] == ("list of number", "")
     assert found["models[].chat_template_kwargs"] == ("mapping", "")
     assert found["state_dir"] == ("path", "")
+    assert found["keep_alive"] == ("duration", "never")
+    assert found["models[].keep_alive"] == ("duration", "")
+    assert found["models[].load"] == ("eager, on_demand", "eager")
+    assert found["memory.headroom"] == ("number", "0.1")
+    assert found["gateways[].models"] == ("list of mapping", "")
+
+
+def test_a_section_is_spelled_out_once() -> None:
+    """The models of a gateway are those of the top level: the table does not repeat them."""
+    keys = [key for key, *_ in rows()]
+    assert [key for key in keys if key.startswith("gateways")] == [
+        "gateways",
+        "gateways[].name",
+        "gateways[].models",
+    ]
 
 
 def test_write_then_check(tmp_path: Path) -> None:
