@@ -61,6 +61,19 @@ def decide(now: Situation) -> Verdict | ModeldError:
     return Verdict.WAIT
 
 
-def next_in_line(waiting: tuple[Priority, ...]) -> int | None:
-    """Return the position of the request to let in next, None when nobody waits."""
-    return min(range(len(waiting)), key=lambda at: (waiting[at], at), default=None)
+BACKGROUND_EVERY = 8
+"""Interactive requests that go before a background request that waits; then it is its turn."""
+
+
+def next_in_line(waiting: tuple[Priority, ...], passed: int = 0) -> int | None:
+    """Return the position of the request to let in next, None when nobody waits.
+
+    `passed`: interactive requests let in since a background request last began to wait or was let in. Every
+    BACKGROUND_EVERY of them, one background request goes, so that background work gets on.
+    """
+    due = passed >= BACKGROUND_EVERY
+    return min(
+        range(len(waiting)),
+        key=lambda at: (due and waiting[at] is Priority.INTERACTIVE, waiting[at], at),
+        default=None,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -20,6 +21,13 @@ class Scaling:
     target: float = 2.0
     up_s: float = 30.0
     down_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for bounds that contradict one another."""
+        if not 0 <= self.minimum <= self.maximum:
+            raise ValueError(f"replicas cannot be at least {self.minimum} and at most {self.maximum}")
+        if self.target <= 0 or self.up_s < 0 or self.down_s < 0:
+            raise ValueError("a target must be above zero, and delays not below")
 
     @property
     def fixed(self) -> bool:
@@ -51,5 +59,42 @@ class Decision:
 
 
 def decide(scaling: Scaling, load: Load) -> Decision:
-    """Return the number of replicas to have."""
-    raise NotImplementedError
+    """Return the number of replicas to have: one more or one fewer at a time, and why.
+
+    From zero a request brings one (or the minimum) at once; to zero it goes only when nothing is ongoing. A
+    number outside the bounds, after they have changed, comes back into them at once.
+    """
+    now = load.replicas
+    if scaling.fixed:
+        return Decision(now, 0)
+    if not now:
+        if not load.ongoing:
+            return Decision(0, 0)
+        first = max(scaling.minimum, 1)
+        return Decision(first, 1, f"{_requests(load.ongoing)} came while it was at zero replicas")
+    bounded = min(max(now, scaling.minimum), scaling.maximum)
+    if bounded != now:
+        side = "at least" if bounded > now else "at most"
+        return Decision(bounded, 1 if bounded > now else -1, f"it has {side} {_replicas(bounded)}")
+    asked = min(max(math.ceil(load.ongoing / scaling.target), scaling.minimum), scaling.maximum)
+    wants = (asked > now) - (asked < now)
+    if wants > 0 and load.above_s is not None and load.above_s >= scaling.up_s:
+        return Decision(now + 1, wants, _why(scaling, load, asked, load.above_s))
+    if wants < 0 and load.below_s is not None and load.below_s >= scaling.down_s:
+        return Decision(now - 1, wants, _why(scaling, load, asked, load.below_s))
+    return Decision(now, wants)
+
+
+def _why(scaling: Scaling, load: Load, asked: int, seconds: float) -> str:
+    return (
+        f"{_requests(load.ongoing)} ongoing at {scaling.target:g} for each replica asked for "
+        f"{_replicas(asked)} in place of {load.replicas} for {seconds:.0f} s"
+    )
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
