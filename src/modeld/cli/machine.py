@@ -80,7 +80,7 @@ def estimate_page(reply: EstimateReply, screen: Screen) -> str:
     """Return a model's footprint as a sum, line by line, and what modeld would do with it."""
     lines = [*_footprint(f"{cell(reply.name)}: {reply.footprint.source}", reply.footprint, screen)]
     if reply.estimate is not None and reply.estimate != reply.footprint:
-        lines += ["", *_footprint("without knowing better it would be estimated:", reply.estimate, screen)]
+        lines += ["", *_footprint("without knowing better: estimated", reply.estimate, screen)]
         lines += screen.fold(_difference(reply.footprint, reply.estimate))
     if fits := said(reply.fits):
         lines += ["", *screen.fold(fits)]

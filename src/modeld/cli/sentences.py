@@ -36,8 +36,8 @@ def sentence(status: Status, now: float) -> str:
         parts = [_on_its_way(status, status.footprint)]
         if status.state is State.DRAINING and status.in_flight:
             parts.append(f"{count(status.in_flight, 'call')} left")
-        if status.restarts and status.state is State.BACKOFF:
-            parts.append(f"restarted {count(status.restarts, 'time')} so far")
+        if status.state is State.BACKOFF:
+            parts.append(_restarts(status))
     if status.queued and status.state is not State.READY:
         parts.append(_waiting(status.queued))
     return "; ".join(part for part in parts if part)
@@ -88,6 +88,8 @@ def _ready(status: Status, now: float) -> list[str]:
     if status.idle_unload_at is not None:
         left = status.idle_unload_at - now
         parts.append(f"unloads in {duration(left)} if idle" if left >= 1 else "unloads as soon as it is idle")
+    if status.restarts:
+        parts.append(_restarts(status))
     if words := said(status.message):
         # It may begin with what is already here, e.g. the number of replicas.
         parts = [*(part for part in parts if part not in words), words]
@@ -103,6 +105,10 @@ def _way_back(status: Status) -> str:
     if status.cause == "start":
         return "its turn comes"
     return f"`modeld ctl load {one_line(status.name)}` loads it"
+
+
+def _restarts(status: Status) -> str:
+    return f"restarted {count(status.restarts, 'time')} so far" if status.restarts else ""
 
 
 def _waiting(queued: int) -> str:

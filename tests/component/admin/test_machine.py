@@ -113,7 +113,7 @@ async def test_estimate(daemon: Daemon) -> None:
         "  GPU  measured        3,072.0 MiB",
         "  GPU  total, 3.0 GiB  3,072.0 MiB",
         "",
-        "without knowing better it would be estimated:",
+        "without knowing better: estimated",
         "  GPU  weights, 24 of 24 layers  2,048.0 MiB",
         "  GPU  KV cache, 4096 × 2        2,048.0 MiB",
         "  GPU  total, 4.0 GiB            4,096.0 MiB",

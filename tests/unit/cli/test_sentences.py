@@ -43,6 +43,7 @@ def _copy(state: State, **facts: object) -> ReplicaStatus:
         ),
         ({"idle_unload_at": NOW - 5}, "idle; unloads as soon as it is idle"),
         ({"message": "loaded in 1.0 s."}, "idle; loaded in 1.0 s"),
+        ({"message": "loaded in 1.0 s", "restarts": 2}, "idle; restarted 2 times so far; loaded in 1.0 s"),
         (
             {
                 "facts": _slots(2),
