@@ -75,7 +75,8 @@ def parse_duration(value: object) -> float:
     """
     wanted = "expected a duration: seconds, text such as 10m or 1h30m (d, h, m, s), or never"
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = NEVER if value in (-1, NEVER) else float(value)
+        # A whole number may be too large to be a float.
+        seconds = NEVER if value in (-1, NEVER) else float(value) if -1 <= value <= _LONGEST else -1
     elif isinstance(value, str) and (text := value.strip().lower()) in ("never", "-1"):
         seconds = NEVER
     elif isinstance(value, str) and (match := _DURATION.fullmatch(text)):

@@ -284,7 +284,7 @@ def test_a_bad_variable_is_named(name: str, value: str) -> None:
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8)
-KEYS = st.sampled_from([*Config.model_fields, "name", "model", "usecase", "loader", "fake_config", "x", ""])
+KEYS = st.sampled_from([*Config.model_fields, *Model.model_fields, "runtime_env", "x", ""])
 TREES = st.recursive(
     SCALARS,
     lambda below: st.lists(below, max_size=3) | st.dictionaries(KEYS, below, max_size=4),
@@ -301,9 +301,13 @@ def test_any_document_is_a_configuration_or_a_placed_error(tree: Any, tmp_path: 
         YAML(typ="safe", pure=True).dump(tree, stream)
     refused: ConfigError | None = None
     try:
-        load_config(file, {})
+        loaded = load(file, {})
     except ConfigError as error:
         refused = error
+        with pytest.raises(ConfigError):
+            from_document(tree, tmp_path)
+    else:
+        assert from_document(loaded.document, loaded.base) == loaded.config
     if refused is not None:
         assert 1 <= refused.line <= len(file.read_text("utf-8").splitlines()) + 1
         assert refused.column >= 1

@@ -121,6 +121,8 @@ def test_durations(text: object, seconds: float) -> None:
         [],
         "9" * 30,
         1e12,
+        10**400,
+        -(10**400),
         float("nan"),
         "٣m",
     ],
