@@ -37,6 +37,7 @@ IN_PLACE = frozenset(
 """Keys that the daemon alone acts on: a running worker stays. `name` is part of a model's key."""
 
 _FINGERPRINT_DIGITS = 16
+_ENGINE_KEYS = {loader: tuple(type(section).model_fields) for loader, section in Engines()}
 _MODEL_SETTINGS = frozenset({"models", "gateways", "engines"})
 
 
@@ -179,11 +180,11 @@ def _changed(old: Wanted, new: Wanted) -> tuple[str, ...]:
     if old.gateway != new.gateway:
         changed.insert(0, "gateway")
     loader = new.model.loader
-    if loader == old.model.loader and loader in Engines.model_fields:
+    if loader == old.model.loader and loader in _ENGINE_KEYS:
         block = OPTION_BLOCKS[loader]
         changed += (
             f"engines.{loader}.{key}"
-            for key in type(getattr(Engines(), loader)).model_fields
+            for key in _ENGINE_KEYS[loader]
             if old.options[key] != new.options[key] and before[block][key] == after[block][key]
         )
     return tuple(changed)
@@ -204,8 +205,15 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "")
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
             yield from _differing(before, after, f"{prefix}{key}.")
-        elif (key in old) != (key in new) or _canonical(before) != _canonical(after):
+        elif (key in old) != (key in new) or not _same(before, after):
             yield prefix + key
+
+
+def _same(before: Any, after: Any) -> bool:
+    """Compare as JSON does, where true, 1 and 1.0 are three values."""
+    if isinstance(before, list) and isinstance(after, list):
+        return _canonical(before) == _canonical(after)
+    return type(before) is type(after) and bool(before == after)
 
 
 def _anchored(reference: str, base: str) -> str:

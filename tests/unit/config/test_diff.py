@@ -64,6 +64,8 @@ RESTARTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"chat_template_kwargs": {"a": {"b": 2}}},
         "chat_template_kwargs.a.b",
     ),
+    ({"chat_template_kwargs": {"a": True}}, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a"),
+    ({"chat_template_kwargs": {"a": [1]}}, {"chat_template_kwargs": {"a": [1.0]}}, "chat_template_kwargs.a"),
     ({}, {"llama_server_config": {"n_ctx": 4096}}, "llama_server_config.n_ctx"),
     ({}, {"llama_server_config": {"flash_attn": True}}, "llama_server_config.flash_attn"),
     ({}, {"llama_server_config": {"extra_args": ["--x"]}}, "llama_server_config.extra_args"),
