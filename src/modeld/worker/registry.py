@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from modeld.errors import LoadFailed
-from modeld.worker.loader import Loader
+
+if TYPE_CHECKING:
+    from modeld.worker.loader import Loader
 
 LOADERS: dict[str, str] = {
     "llama_server": "modeld.worker.loaders.llama_server",
@@ -23,4 +25,4 @@ def find(name: str) -> Loader:
         raise LoadFailed(
             f"this version has no loader {name!r}; it has: {known}", code="unknown_loader", permanent=True
         ) from None
-    return cast(Loader, importlib.import_module(module))
+    return cast("Loader", importlib.import_module(module))

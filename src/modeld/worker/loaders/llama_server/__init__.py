@@ -8,8 +8,20 @@ over the whole answer, which it does enforce (`worker.tools`).
 
 from __future__ import annotations
 
-from modeld.protocol.messages import LoadSpec
-from modeld.worker.loader import LoadedModel, Report
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `capability` is asked of every loader at once, and needs none of this
+    from modeld.protocol.capabilities import Capability
+    from modeld.protocol.messages import LoadSpec
+    from modeld.worker.loader import LoadedModel, Report
+
+
+def capability(options: Mapping[str, Any]) -> Capability:
+    """Return whether an engine is there and runs; `options` may have the loader's `binary`."""
+    from modeld.worker.loaders.llama_server.presence import look
+
+    return look(options)
 
 
 async def load(spec: LoadSpec, report: Report) -> LoadedModel:
