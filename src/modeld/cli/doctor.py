@@ -206,7 +206,7 @@ def memories(machine: Machine, wanted: Wanted | None) -> Iterator[Finding]:
 
 
 def _memory(device: Device) -> tuple[Mark, str]:
-    name = f"{label(device)}, {cell(device.name)}"
+    name = ", ".join(dict.fromkeys((label(device), cell(device.name))))
     if _fine(device):
         return Mark.OK, f"{name}: {memory(device.free)} free of {memory(device.total)}"
     why = said(device.message) or str(device.condition)

@@ -49,7 +49,7 @@ def devices_page(reply: DevicesReply, screen: Screen) -> str:
 def _device(report: DeviceReport) -> Row:
     device = report.device
     fine = device.condition is Condition.OK
-    below = [cell(device.name)]
+    below = [cell(device.name)] if device.name != label(device) else []
     if not fine or device.message:
         below.append(said(device.message) or f"the device is {device.condition}; its memory is not used")
     held = sorted(report.held.items(), key=lambda item: (-item[1], item[0]))

@@ -95,9 +95,9 @@ def _rows(status: Status, screen: Screen, now: float, labels: Mapping[str, str])
     )
     if copies == 1:
         return
-    for number, replica in enumerate(status.replicas, 1):
+    for number, replica in enumerate(status.replicas):  # from 0, as `ctl devices` names them
         # Whoever greps a pipe for the model's name wants its replicas as well.
-        name = f"  #{number}" if screen.width is not None else f"{cell(status.name)} #{number}"
+        name = f"  #{number}" if screen.width is not None else f"{cell(status.name)}#{number}"
         below = [replica_sentence(replica), _places(replica, labels)]
         expected = memory_of(replica.bytes_used, sum(replica.devices.values()))
         yield _row(name, replica, screen, now, expected, "", below, BELOW + "  ")

@@ -42,7 +42,7 @@ async def test_forced_load(daemon: Daemon) -> None:
 
 
 def _machine() -> DevicesReply:
-    host = Device(HOST, Kind.HOST, "host", 32 * GIB, 20 * GIB)
+    host = Device(HOST, Kind.HOST, "RAM", 32 * GIB, 20 * GIB)
     gpu = Device("GPU-1", Kind.GPU, "NVIDIA H200", 140 * GIB, 100 * GIB, 0)
     lost = Device("GPU-2", Kind.GPU, "NVIDIA H200", 0, 0, 1, None, Condition.LOST, "fell off the bus.")
     return DevicesReply(
@@ -67,7 +67,7 @@ async def test_devices(daemon: Daemon) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         "DEVICE  CONDITION      TOTAL       FREE      HELD     USABLE",
-        "RAM     ok          32.0 GiB   20.0 GiB         -   28.0 GiB  host",
+        "RAM     ok          32.0 GiB   20.0 GiB         -   28.0 GiB",
         "GPU 0   ok         140.0 GiB  100.0 GiB  40.0 GiB  130.0 GiB  NVIDIA H200; "
         "held by big 30.0 GiB, qwen#1 10.0 GiB; 1.9 GiB used by other programs",
         "GPU 1   lost               -          -         -          -  NVIDIA H200; fell off the bus",
@@ -89,7 +89,7 @@ async def test_devices_as_json(daemon: Daemon) -> None:
 
 async def test_no_gpu_says_why(daemon: Daemon) -> None:
     """A machine without a GPU says why none is seen."""
-    host = Device(HOST, Kind.HOST, "host", 32 * GIB, 20 * GIB)
+    host = Device(HOST, Kind.HOST, "RAM", 32 * GIB, 20 * GIB)
     daemon.control.machine = DevicesReply((DeviceReport(host, 1),), "the NVIDIA driver is not installed.")
     result = await daemon.ctl("devices")
     assert result.stdout.splitlines()[-1] == "no GPU: the NVIDIA driver is not installed"

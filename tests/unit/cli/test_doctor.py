@@ -16,7 +16,7 @@ from modeld.hardware.machine import HOST, Condition, Device, Kind, Machine
 from modeld.protocol.capabilities import Capability
 
 GIB = 2**30
-RAM = Device(HOST, Kind.HOST, "host", 32 * GIB, 20 * GIB)
+RAM = Device(HOST, Kind.HOST, "RAM", 32 * GIB, 20 * GIB)
 THERE = {"llama_server": Capability(True, "xllamacpp 2026.10"), "fake": Capability(True, "built in")}
 MISSING = {
     "llama_server": Capability(False, "no llama-server on PATH", "pip install 'modeld[gguf]'"),
@@ -52,7 +52,7 @@ def test_nothing_wrong(place: Place) -> None:
     assert program.startswith(f"ok     modeld {__version__} on Python 3.")
     assert rest == [
         "ok     engine llama_server: xllamacpp 2026.10",
-        "ok     RAM, host: 20.0 GiB free of 32.0 GiB",
+        "ok     RAM: 20.0 GiB free of 32.0 GiB",
         "note   no GPU: the NVIDIA driver is not installed; models run on the CPU",
         f"ok     state directory {place.state_dir}: will be made",
     ]

@@ -257,10 +257,10 @@ def test_replicas_are_rows() -> None:
         "MODEL  STATE    CAUSE    SINCE       MEMORY  IN-FLIGHT  QUEUE",
         "qwen   ready    request     3m    -/2.0 GiB          2      0",
         "    serves 2 of 4 slots; 1 of 2 replicas are ready",
-        "  #1   ready    start       3m  1.0/1.0 GiB          2",
+        "  #0   ready    start       3m  1.0/1.0 GiB          2",
         "      serves 2 calls",
         "      on GPU 3",
-        "  #2   backoff  crash      10s            -          0",
+        "  #1   backoff  crash      10s            -          0",
         "      ended with signal 9; next try in 4 s",
     ]
     piped = render.status_page(reply, PIPED, now=1000.0).splitlines()
