@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,25 +22,37 @@ from typing import Any
 from aiohttp import web
 
 import modeld
-from modeld.admin.app import build_admin_app, serve_admin
+from modeld.admin.app import build_admin_app
+from modeld.admin.listen import serve_admin
 from modeld.admin.schemas import DaemonInfo
-from modeld.clock import SystemClock
+from modeld.clock import Clock, SystemClock
 from modeld.config import paths
-from modeld.config.schema import Config, Model
-from modeld.errors import ConfigError, StartupError
+from modeld.config.diff import Wanted
+from modeld.config.schema import Config
+from modeld.control import Control, restored, specs_of, starting_models
+from modeld.errors import ConfigError, ModeldError, StartupError
 from modeld.gateway.app import GatewayRunner, build_app
 from modeld.gateway.settings import GatewaySettings
 from modeld.hardware import host
+from modeld.hardware.machine import Probe
+from modeld.hardware.probe import system_probe
+from modeld.library.estimate import estimate_file
 from modeld.library.resolve import Resolver
 from modeld.service.lock import instance_lock
 from modeld.service.notify import Notifier
 from modeld.service.signals import StopSignals, stop_signals
+from modeld.store.db import Database
+from modeld.store.effective import EffectiveConfig
+from modeld.store.footprints import Footprints
 from modeld.supervisor import leftovers
+from modeld.supervisor.capabilities import Capabilities, override_from
 from modeld.supervisor.events import EventFeed
+from modeld.supervisor.memory import Limits
 from modeld.supervisor.pool import Pool
-from modeld.supervisor.spec import ModelSpec, Resources
+from modeld.supervisor.sizing import Sizing
+from modeld.supervisor.spec import ModelSpec
 from modeld.supervisor.states import State
-from modeld.telemetry.metrics import Metrics
+from modeld.telemetry.metrics import DeviceSample, Metrics
 
 _log = logging.getLogger("modeld")
 
@@ -65,12 +77,19 @@ FrontEnd = Callable[[Running], Awaitable[None]]
 
 
 async def run(
-    config: Config, env: MutableMapping[str, str], *, base: Path | None, front_end: FrontEnd
+    config: Config,
+    env: MutableMapping[str, str],
+    *,
+    base: Path,
+    file: Path | None = None,
+    resume: bool = False,
+    front_end: FrontEnd,
 ) -> None:
     """Run the daemon until a signal stops it.
 
-    `base` anchors relative model references (the configuration file's folder). Raises StartupError or
-    ConfigError when it cannot start; models that do not load are states, not errors.
+    `base` anchors relative model references: the folder of the configuration file `file` if there is one.
+    With `resume` the models are those of the last effective configuration. Raises StartupError or ConfigError
+    when it cannot start; models that do not load are states, not errors.
     """
     check_exposure(config)
     state = paths.state_dir(config.state_dir, env)
@@ -82,26 +101,47 @@ async def run(
         address = _address(listener)
         runtime = _fresh_runtime_dir(paths.runtime_dir(state))
         await leftovers.reap(runtime / "workers")
-        signals = stack.enter_context(stop_signals())
-        feed = EventFeed(clock)
-        resolver = Resolver(paths.cache_dir(config.cache_dir, env), base)
-        pool = Pool(
-            (_spec(config, model) for model in config.models),
-            resolve=resolver.resolve,
-            feed=feed,
+        database = await stack.enter_async_context(Database.open(state / "modeld.sqlite3", clock))
+        effective = EffectiveConfig(database)
+        wanted = await _starting(config, base, effective, resume=resume)
+        capabilities = Capabilities(clock=clock, override=override_from(env))
+        metrics = Metrics()
+        pool = _pool(
+            config,
+            specs_of(wanted, config).values(),
+            probe=system_probe(env),
+            sizing=Sizing(estimate_file, Footprints(database)),
+            resolver=Resolver(paths.cache_dir(config.cache_dir, env), base),
+            engines=capabilities,
+            metrics=metrics,
             clock=clock,
-            runtime_dir=runtime,
-            capacity=host.total_memory(),
-            drain_s=config.drain_timeout,
+            runtime=runtime,
         )
         started = clock.monotonic()
 
         def info() -> DaemonInfo:
             return DaemonInfo(modeld.__version__, os.getpid(), clock.monotonic() - started, address)
 
-        gateway = build_app(pool, _gateway_settings(config), Metrics(), clock)
+        gateway = build_app(pool, _gateway_settings(config), metrics, clock)
+        metrics.watch_devices(lambda: _device_samples(pool))
         await stack.enter_async_context(pool)
-        await stack.enter_async_context(serve_admin(build_admin_app(pool, info), paths.admin_socket(state)))
+        control = await stack.enter_async_context(
+            Control(
+                pool,
+                config=config,
+                file=file,
+                env=env,
+                wanted=wanted,
+                store=effective,
+                loaders=capabilities,
+                counted=metrics.changed,
+            )
+        )
+        # A terminal that goes away ends a daemon without a file to reload, as it ends any other program.
+        reload = None if file is None else lambda: control.reload("SIGHUP")
+        signals = stack.enter_context(stop_signals(reload))
+        admin = build_admin_app(pool, control, info)
+        await stack.enter_async_context(serve_admin(admin, paths.admin_socket(state)))
         site = await stack.enter_async_context(_serve_gateway(gateway, listener))
         notifier.ready(f"listening on {address}")
         _log.info("listening on %s", address)
@@ -116,6 +156,72 @@ async def run(
             shown.cancel()
             told.cancel()
     _log.info("stopped")
+
+
+async def _starting(
+    config: Config, base: Path, effective: EffectiveConfig, *, resume: bool
+) -> tuple[Wanted, ...]:
+    """Return the models to start with."""
+    try:
+        stored = await effective.load()
+    except ModeldError as error:
+        _log.warning("the last effective configuration cannot be read: %s", error)
+        stored = None
+    if resume:
+        if stored is None:
+            raise StartupError(
+                "nothing to serve: there is no configuration from an earlier run in this state directory; "
+                "give --config FILE, or try --demo"
+            )
+        return tuple(restored(entry, config) for entry in stored)
+    wanted, notes = starting_models(config, base, stored)
+    for note in notes:
+        _log.info("%s", note)
+    return wanted
+
+
+def _pool(
+    config: Config,
+    specs: Iterable[ModelSpec],
+    *,
+    probe: Probe,
+    sizing: Sizing,
+    resolver: Resolver,
+    engines: Capabilities,
+    metrics: Metrics,
+    clock: Clock,
+    runtime: Path,
+) -> Pool:
+    return Pool(
+        specs,
+        resolve=resolver.resolve,
+        sizing=sizing,
+        probe=probe,
+        engines=engines,
+        observer=metrics,
+        feed=EventFeed(clock),
+        clock=clock,
+        runtime_dir=runtime,
+        drain_s=config.drain_timeout,
+        limits=Limits(config.memory.ram, config.memory.vram, config.memory.headroom),
+        cores=host.cores(),
+        queue_timeout_s=config.queue_timeout,
+    )
+
+
+def _device_samples(pool: Pool) -> list[DeviceSample]:
+    """Return what a scrape reads of the devices: the last look at them."""
+    usable = {space.id: space.usable for space in pool.memory.spaces()}
+    return [
+        DeviceSample(
+            device.id,
+            device.total,
+            usable[device.id],
+            sum(pool.memory.held(device.id).values()),
+            device.free,
+        )
+        for device in pool.memory.machine.devices
+    ]
 
 
 def check_exposure(config: Config) -> None:
@@ -171,22 +277,6 @@ def _fresh_runtime_dir(runtime: Path) -> Path:
     except OSError as error:
         raise StartupError(f"cannot use {runtime} for the workers' sockets: {error.strerror}") from error
     return runtime
-
-
-def _spec(config: Config, model: Model) -> ModelSpec:
-    sizes = [size for size in (model.ram, model.vram) if size is not None]
-    return ModelSpec(
-        name=model.name,
-        usecase=model.usecase,
-        loader=model.loader,
-        reference=None if model.loader == "fake" else model.model,
-        options=config.options_for(model),
-        template_kwargs=model.chat_template_kwargs,
-        resources=Resources(ram=sum(sizes) if sizes else None),
-        start_timeout_s=model.start_timeout,
-        max_queue=config.max_queue,
-        max_ongoing=model.max_ongoing_requests,
-    )
 
 
 def _gateway_settings(config: Config) -> GatewaySettings:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def serve(file: Path | None, demo: bool, host: str | None, port: int | None, state_dir: Path | None) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
-    The first signal lets open requests finish, the second ends them.
+    Without --config and --demo it serves the models it served last. SIGHUP reads the file again. The first
+    signal lets open requests finish, the second ends them.
     """
     config = _configuration(file, demo, host, port, state_dir)
 
@@ -40,7 +41,14 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
     for key in config.api_keys:
         logging.redact(key.get_secret_value())
     base = file.absolute().parent if file is not None else Path.cwd()
-    main = daemon.run(config, os.environ, base=base, front_end=_show)
+    main = daemon.run(
+        config,
+        os.environ,
+        base=base,
+        file=None if file is None else file.absolute(),
+        resume=file is None and not demo,
+        front_end=_show,
+    )
     try:
         import uvloop
     except ImportError:  # no wheel for this platform: the standard loop does
@@ -66,7 +74,9 @@ def _configuration(
 
         config = load_config(file, os.environ)
     else:
-        raise UsageError("nothing to serve: give --config FILE, or try --demo")
+        from modeld.config.load import apply_environment
+
+        config = apply_environment(Config(), os.environ)
     listen = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     if listen or state_dir is not None:
         changes: dict[str, object] = {"listen": config.listen.model_copy(update=listen)}

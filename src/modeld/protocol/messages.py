@@ -56,7 +56,9 @@ class LoadSpec(msgspec.Struct, frozen=True):
 
     `path` is a file or folder on this disk. `options` are the loader's own, already checked against the
     configuration schema. `runtime_dir` is a private directory (0700) that the daemon removes after the
-    worker's end. `start_timeout_s` is how long a load may go without progress.
+    worker's end. `start_timeout_s` is how long a load may go without progress. `gpus`: how many GPUs the
+    worker was given (it sees no others); `gpu_share`: the part of that one GPU's memory it may take, 0 for
+    all of what it was given.
     """
 
     name: str
@@ -67,6 +69,8 @@ class LoadSpec(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     template_kwargs: dict[str, Any] = {}
     start_timeout_s: float = 120.0
+    gpus: int = 0
+    gpu_share: float = 0.0
 
 
 # --- daemon → worker ----------------------------------------------------------------------------------------

@@ -40,10 +40,15 @@ class _Follower:
 
 
 class LogRing:
-    """A bounded log with followers. A follower that lags by more than LINES lines loses the oldest."""
+    """A bounded log with followers. A follower that lags by more than LINES lines loses the oldest.
 
-    def __init__(self, clock: Clock) -> None:
+    A replica's log goes `into` its model's as well, each line after `prefix`.
+    """
+
+    def __init__(self, clock: Clock, *, into: LogRing | None = None, prefix: str = "") -> None:
         self._clock = clock
+        self._into = into
+        self._prefix = prefix
         self._lines: deque[LogLine] = deque(maxlen=LINES)
         self._followers: set[_Follower] = set()
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -76,6 +81,8 @@ class LogRing:
         line = LogLine(self._clock.time(), text.rstrip()[:LINE_LIMIT])
         self._lines.append(line)
         self._life += 1
+        if self._into is not None:
+            self._into.add(self._prefix + text)
         for follower in self._followers:
             follower.waiting.append(line)
             follower.wake.set()

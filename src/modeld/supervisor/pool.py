@@ -1,4 +1,4 @@
-"""All models: what the gateway, the admin socket and the daemon ask."""
+"""All models: what the gateway, the admin socket and the control room ask."""
 
 from __future__ import annotations
 
@@ -9,32 +9,43 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from msgspec.structs import replace
-
 from modeld.clock import Clock
 from modeld.errors import ModelFailed, ModelUnavailable, NotFound
 from modeld.hardware import host
+from modeld.hardware.footprint import Footprint
+from modeld.hardware.machine import HOST, Machine, Probe
 from modeld.ids import Identity
 from modeld.protocol.tasks import Task
-from modeld.supervisor.actor import Actor
+from modeld.supervisor import routing
 from modeld.supervisor.admission import Priority
+from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine
-from modeld.supervisor.memory import Memory
+from modeld.supervisor.memory import Limits, Memory
+from modeld.supervisor.placement import Found, Refusal, Space, gib
 from modeld.supervisor.restart import RestartPolicy
+from modeld.supervisor.sizing import Sizing
 from modeld.supervisor.spec import ModelSpec, Resolve
 from modeld.supervisor.states import State, Status
 from modeld.supervisor.stream import Stream
+from modeld.supervisor.worker import Worker
+from modeld.supervisor.world import Engines, Observer, StartWorker, World
 
 MEASURE_S = 1.0
 """Seconds a measurement of the workers' memory stays good; measuring walks the process tree."""
 
+TICK_S = 0.05
+"""Seconds between two rounds of housekeeping at least."""
 
-def _settled(actor: Actor, status: Status) -> bool:
-    """Say whether `status` is an end: READY, FAILED, or STOPPED without anybody wanting it up again."""
+GONE = (State.STOPPED, State.FAILED)
+
+
+def _settled(deployment: Deployment, status: Status) -> bool:
+    """Say whether `status` is an end: READY, FAILED, waiting for what may never come, or STOPPED for good."""
     if status.state is State.STOPPED:
-        return not actor.wanted
-    return status.state in (State.READY, State.FAILED)
+        return not deployment.wanted
+    waits = status.state is State.WAITING and status.cause in ("memory", "engine")
+    return waits or status.state in (State.READY, State.FAILED)
 
 
 class Pool:
@@ -45,42 +56,71 @@ class Pool:
         specs: Iterable[ModelSpec],
         *,
         resolve: Resolve,
+        sizing: Sizing,
+        probe: Probe,
+        engines: Engines,
+        observer: Observer,
         feed: EventFeed,
         clock: Clock,
         runtime_dir: Path,
-        capacity: int,
         drain_s: float,
+        limits: Limits | None = None,
+        cores: int = 1,
         policy: RestartPolicy | None = None,
+        queue_timeout_s: float | None = None,
+        start_worker: StartWorker = Worker.start,
     ) -> None:
         self.feed = feed
         self._clock = clock
-        self._drain_s = drain_s
+        self._observer = observer
+        self._tick = asyncio.Event()
         self._measured_at = float("-inf")
-        self.memory = Memory(capacity)
-        # The largest known footprint first: it is the hardest to place.
-        ordered = sorted(specs, key=lambda spec: -(spec.resources.ram or 0))
-        self._actors = {
-            spec.name: Actor(
-                spec,
-                resolve=resolve,
-                memory=self.memory,
-                feed=feed,
-                clock=clock,
-                runtime_dir=runtime_dir,
-                policy=policy or RestartPolicy(),
-                drain_s=drain_s,
-            )
-            for spec in ordered
-        }
+        self.memory = Memory(
+            probe,
+            clock,
+            limits or Limits(),
+            cores=cores,
+            reopened=self._reopen,
+            evicted=observer.evicted,
+            overtook=observer.overtaken,
+        )
         self._group = asyncio.TaskGroup()
-        self._lives: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._world = World(
+            resolve=resolve,
+            sizing=sizing,
+            memory=self.memory,
+            engines=engines,
+            feed=feed,
+            clock=clock,
+            runtime_dir=runtime_dir,
+            policy=policy or RestartPolicy(),
+            drain_s=drain_s,
+            observer=observer,
+            spawn=lambda life: self._group.create_task(life),
+            start_worker=start_worker,
+            tick=self._tick.set,
+            queue_timeout_s=queue_timeout_s,
+        )
+        self._specs = tuple(specs)
+        self._deployments: dict[str, Deployment] = {}
+        self._retiring: set[Deployment] = set()
+        self._names: dict[tuple[str, str], Deployment] = {}
+        self._gateways: tuple[str, ...] = ()
+        self._generations = 0
 
     async def __aenter__(self) -> Pool:
-        """Start every model's life; none is READY yet."""
+        """Start every eager model's life; none is READY yet."""
         await self._group.__aenter__()
-        for actor in self._actors.values():
-            self._lives.append(self._group.create_task(actor.run()))
-            actor.want()
+        self._tasks += [
+            self._group.create_task(self.memory.run()),
+            self._group.create_task(self._keep_house()),
+        ]
+        for spec in self._specs:
+            self._deployments[spec.name] = Deployment(spec, self._world)
+        self._index()
+        for deployment in self._deployments.values():
+            deployment.start()
         return self
 
     async def __aexit__(
@@ -91,8 +131,10 @@ class Pool:
             if kind is None:
                 await self.stop(0.0)
         finally:
-            for life in self._lives:  # also when stopping was itself cancelled, or the group never ends
-                life.cancel()
+            for deployment in self._all():  # also when stopping was itself cancelled, or the group never ends
+                deployment.end()
+            for task in self._tasks:
+                task.cancel()
             # An error of the body leaves as it is; handed to the group it would come out inside an
             # ExceptionGroup, and nobody would catch a StartupError any more. Cancellation is the group's own.
             if kind is not None and issubclass(kind, asyncio.CancelledError):
@@ -102,71 +144,102 @@ class Pool:
 
     async def stop(self, drain_s: float) -> None:
         """Stop every model, giving open requests up to `drain_s` seconds; returns when no worker is left."""
-        for actor in self._actors.values():
-            actor.unwant(drain_s)
+        for deployment in self._all():
+            deployment.unload("asked", "the daemon is stopping", drain_s, stay=True)
         async with asyncio.TaskGroup() as group:
-            for actor in self._actors.values():
-                group.create_task(actor.until(lambda status: status.state in (State.STOPPED, State.FAILED)))
+            for deployment in self._all():
+                group.create_task(deployment.until(lambda status: status.state in GONE))
 
     def abandon(self) -> None:
         """Kill every worker at once; open requests fail. `stop` then has nothing to wait for."""
-        for actor in self._actors.values():
-            actor.abandon()
+        for deployment in self._all():
+            for replica in deployment.replicas:
+                replica.abandon()
 
     # --- looking --------------------------------------------------------------------------------------------
 
     def status(self, name: str) -> Status:
         """Return one model's status, cheaply. Raises NotFound (`model_not_found`)."""
-        return self._snapshot(self._actor(name))
+        return self._deployment(name).snapshot()
+
+    def find(self, gateway: str, name: str) -> Status | None:
+        """Return the status of the model that a gateway ("" is the default one) serves under a name or alias.
+
+        It is the last published one: the queue's figures in it are not kept up to date.
+        """
+        deployment = self._names.get((gateway, name))
+        return deployment.status if deployment is not None else None
+
+    def gateways(self) -> tuple[str, ...]:
+        """Return the named gateways there are, without the default one."""
+        return self._gateways
 
     def statuses(self) -> tuple[Status, ...]:
         """Return every model's status, by name; memory is measured at most every MEASURE_S seconds."""
         now = self._clock.monotonic()
         if now - self._measured_at >= MEASURE_S:
             self._measured_at = now
-            for actor in self._actors.values():
-                actor.measure(host.tree_memory)
-        return tuple(self._snapshot(self._actors[name]) for name in sorted(self._actors))
+            for deployment in self._deployments.values():
+                for replica in deployment.replicas:
+                    if replica.pid is not None:
+                        measured = self.memory.measured(replica.key)
+                        on_gpus = sum(measured.gpus.values()) if measured is not None else 0
+                        replica.remember(host.tree_memory(replica.pid) + on_gpus)
+        return tuple(self._deployments[name].detail() for name in sorted(self._deployments))
 
     def log_lines(self, name: str) -> list[LogLine]:
         """Return the kept lines of a model's log. Raises NotFound."""
-        return self._actor(name).ring.lines()
+        return self._deployment(name).ring.lines()
 
     def follow_log(self, name: str) -> AbstractContextManager[AsyncIterator[LogLine]]:
         """Follow a model's log from now on. Raises NotFound."""
-        return self._actor(name).ring.follow()
+        return self._deployment(name).ring.follow()
 
     async def settled(self) -> None:
-        """Wait until no model is on its way any more: each is READY, FAILED or STOPPED."""
-        for actor in self._actors.values():
+        """Wait until no model is on its way any more: each is READY, FAILED, STOPPED, or waits for memory."""
+        for deployment in list(self._deployments.values()):
             # A FAILED model that is wanted has just been asked to try again.
-            now = not (actor.wanted and actor.status.state is State.FAILED)
-            await actor.until(partial(_settled, actor), now=now)
+            now = not (deployment.wanted and deployment.status.state is State.FAILED)
+            await deployment.until(partial(_settled, deployment), now=now)
 
     # --- asking ---------------------------------------------------------------------------------------------
 
     def open(
-        self, name: str, task: Task, identity: Identity, priority: Priority = Priority.INTERACTIVE
+        self,
+        name: str,
+        task: Task,
+        identity: Identity,
+        priority: Priority = Priority.INTERACTIVE,
+        *,
+        keep_alive: float | None = None,
     ) -> Stream:
-        """Give a context manager in which the task runs. Raises NotFound now; refusals come on entering."""
-        return Stream(self._actor(name), task, identity, priority)
+        """Give a context manager in which the task runs. Raises NotFound now; refusals come on entering.
 
-    async def load(self, name: str) -> Status:
-        """Bring a model up; returns when it is READY. Raises NotFound, ModelFailed, ModelUnavailable."""
-        actor = self._actor(name)
-        up = actor.wanted and actor.status.state is State.READY
-        actor.want()
-        return self._up(await actor.until(partial(_settled, actor), now=up))
+        `keep_alive`: what the request says about it, in seconds (infinity for never); None when it does not.
+        """
+        deployment = self._deployment(name)
+        affinity = routing.affinity_of(task) if deployment.spec.scaling.maximum > 1 else None
+        return Stream(deployment, self._world, task, identity, priority, affinity, keep_alive)
+
+    async def load(self, name: str, *, force: bool = False) -> Status:
+        """Bring a model up; returns when it is READY. `force` evicts busy models too.
+
+        Raises NotFound, ModelFailed, ModelUnavailable (no memory, and waiting does not help).
+        """
+        deployment = self._deployment(name)
+        up = deployment.wanted and deployment.status.state is State.READY
+        deployment.load(force=force)
+        return self._up(await deployment.until(partial(_came, deployment), now=up))
 
     async def restart(self, name: str) -> Status:
         """Stop and start a model; returns when it is READY again. Raises as `load` does."""
-        actor = self._actor(name)
-        run = actor.status.run_id
-        actor.restart()
+        deployment = self._deployment(name)
+        run = deployment.status.run_id
+        deployment.restart()
         return self._up(
-            await actor.until(
+            await deployment.until(
                 lambda status: (
-                    _settled(actor, status) and (status.state is not State.READY or status.run_id != run)
+                    _came(deployment, status) and (status.state is not State.READY or status.run_id != run)
                 ),
                 now=False,
             )
@@ -174,21 +247,193 @@ class Pool:
 
     async def unload(self, name: str) -> Status:
         """Bring a model down; returns when its worker is gone. Raises NotFound."""
-        actor = self._actor(name)
-        actor.unwant()
-        await actor.until(lambda status: status.state in (State.STOPPED, State.FAILED))
-        return self.status(name)
+        deployment = self._deployment(name)
+        deployment.unload_asked()
+        await deployment.until(lambda status: status.state in GONE)
+        return deployment.snapshot()
+
+    # --- changing what there is -----------------------------------------------------------------------------
+
+    def specs(self) -> dict[str, ModelSpec]:
+        """Return the models there are, as they are configured now."""
+        return {name: deployment.spec for name, deployment in self._deployments.items()}
+
+    def add(self, spec: ModelSpec) -> None:
+        """Add a model and start it as configured; it must not be there yet."""
+        assert spec.name not in self._deployments
+        self._deployments[spec.name] = deployment = self._deploy(spec)
+        self._index()
+        deployment.start()
+
+    def wake(self, name: str) -> None:
+        """Bring a model that is down up again, with what memory is free. Raises NotFound."""
+        self._deployment(name).load(passive=True)
+
+    async def came_up(self, name: str) -> Status:
+        """Wait for what became of a model that was added: READY, FAILED, STOPPED, or waiting for memory."""
+        deployment = self._deployment(name)
+        return await deployment.until(partial(_settled, deployment))
+
+    def update(self, spec: ModelSpec) -> None:
+        """Give a model settings that need no new worker. Raises NotFound."""
+        self._deployment(spec.name).update(spec)
+        self._index()
+
+    async def remove(self, name: str, drain_s: float | None = None) -> None:
+        """Take a model out: nobody finds it from now on, open requests may finish. Raises NotFound."""
+        deployment = self._deployment(name)
+        del self._deployments[name]
+        self._index()
+        await self._retire(deployment, "removed", "it was removed from the configuration", drain_s)
+
+    async def replace(self, spec: ModelSpec, *, beside: bool) -> str:
+        """Put `spec` in the place of the model of its name; return in words how it went.
+
+        With `beside` (blue-green) the new one comes up first and takes over when it is READY, if the two fit
+        side by side: otherwise, and without `beside`, the old one stops first. Requests never fail for it:
+        those in flight finish where they are, those that wait go to the new one. A new one that does not come
+        up beside the old one is dropped, and the old one stays. Raises NotFound, ModelFailed (the new one's
+        failure; the old one serves on, unless it had to go first).
+        """
+        old = self._deployment(spec.name)
+        running = any(replica.pid is not None for replica in old.replicas)
+        if not running:
+            return await self._swap(old, spec, "the new settings are used at the next load")
+        if not beside:
+            return await self._swap(old, spec, "stopped the old one first, as asked")
+        new = self._deploy(spec)
+        self._retiring.add(new)
+        try:
+            new.load(passive=True)
+            status = await new.until(_came_or_waits)
+        finally:
+            self._retiring.discard(new)
+        if status.state is State.READY:
+            self._deployments[spec.name] = new
+            self._index()
+            new.adopt(old)
+            await self._retire(old, "replaced", "replaced by its new configuration")
+            return "the new one took over when it was ready"
+        if status.state is State.WAITING and status.cause == "memory":
+            await self._retire(new, "replaced", "there is no room beside the old one")
+            words = f"both do not fit side by side (it {status.message}), so the old one stopped first"
+            return await self._swap(old, spec, words)
+        await self._retire(new, "failed", "it did not come up")
+        raise ModelFailed(
+            f"the new {spec.name!r} did not come up, and the old one serves on: {status.message}",
+            param="model",
+        )
+
+    async def _swap(self, old: Deployment, spec: ModelSpec, words: str) -> str:
+        """Stop the old one first; whoever asks meanwhile waits for the new one."""
+        awake = old.wanted
+        new = self._deploy(spec)
+        self._deployments[spec.name] = new
+        self._index()
+        new.adopt(old)
+        await self._retire(old, "replaced", "replaced by its new configuration")
+        if awake and not new.wanted:
+            new.load()
+        elif not new.wanted:
+            new.start()
+        if new.wanted:
+            status = await new.until(_came_or_waits)
+            if status.state is State.FAILED:
+                raise ModelFailed(f"{words}; the new one failed: {status.message}", param="model")
+            if status.state is State.WAITING:
+                return f"{words}; the new one {status.message}"
+        return words
+
+    def _deploy(self, spec: ModelSpec) -> Deployment:
+        self._generations += 1
+        return Deployment(spec, self._world, generation=self._generations)
+
+    async def _retire(
+        self, deployment: Deployment, cause: str, words: str, drain_s: float | None = None
+    ) -> None:
+        self._retiring.add(deployment)
+        try:
+            await deployment.retire(cause, words, drain_s)
+        finally:
+            self._retiring.discard(deployment)
+
+    # --- devices and footprints -----------------------------------------------------------------------------
+
+    async def devices(self) -> tuple[Machine, tuple[Space, ...]]:
+        """Look at the machine now; return it, and what modeld may use of it."""
+        machine = await self.memory.look(fresh=True)
+        return machine, self.memory.spaces()
+
+    async def estimate(self, name: str) -> tuple[Footprint, Footprint, str]:
+        """Return the footprint modeld works with, what metadata alone says, and where it would go.
+
+        Raises NotFound, LoadFailed (there is no file to look at).
+        """
+        spec = self._deployment(name).spec
+        path = None
+        if spec.reference is not None:
+            path = await self._world.resolve(spec.reference, lambda stage, fraction: None)
+        machine = await self.memory.look()
+        size = await self._world.sizing.size(spec, path, machine)
+        estimate = await self._world.sizing.estimate(spec, path, machine)
+        return size.footprint, estimate, self._where(name, self.memory.would(size.demand))
+
+    def _where(self, name: str, answer: Found | Refusal) -> str:
+        running = [
+            replica.key for replica in self._deployment(name).replicas if self.memory.lease(replica.key)
+        ]
+        if running:
+            return "It is loaded."
+        if isinstance(answer, Refusal):
+            return f"It would not fit now: {answer.message}."
+        labels = {space.id: space.label for space in self.memory.spaces()}
+        places = ", ".join(
+            f"{gib(size)} on {labels[device]}" if device != HOST else f"{gib(size)} of RAM"
+            for device, size in answer.devices.items()
+        )
+        victims = ", ".join(sorted(key.split("#")[0] for key in answer.victims))
+        return f"It would take {places}" + (f" once {victims} makes room." if victims else ".")
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """See to idle models and replica counts, whenever something is due."""
+        while True:
+            self._tick.clear()
+            due = [at for deployment in list(self._deployments.values()) if (at := deployment.tick())]
+            wait = max(min(due) - self._clock.monotonic(), 0.0) if due else None
+            await asyncio.sleep(TICK_S)
+            try:
+                async with asyncio.timeout(wait):
+                    await self._tick.wait()
+            except TimeoutError:
+                pass
+
+    def _reopen(self) -> None:
+        for deployment in self._all():
+            deployment.reopen()
+
+    def _all(self) -> list[Deployment]:
+        return [*self._deployments.values(), *self._retiring]
+
+    def _index(self) -> None:
+        self._names = {
+            (deployment.spec.gateway, name): deployment
+            for deployment in self._deployments.values()
+            for name in (deployment.spec.served_name, *deployment.spec.aliases)
+        }
+        self._gateways = tuple(sorted({gateway for gateway, _ in self._names} - {""}))
 
     def _up(self, status: Status) -> Status:
         if status.state is State.READY:
             return self.status(status.name)
         if status.state is State.FAILED:
             raise ModelFailed(f"model {status.name!r} failed: {status.message}", param="model")
-        raise ModelUnavailable(f"model {status.name!r} was stopped before it was ready", param="model")
+        raise ModelUnavailable(f"model {status.name!r} did not come up: {status.message}", param="model")
 
-    def _actor(self, name: str) -> Actor:
+    def _deployment(self, name: str) -> Deployment:
         try:
-            return self._actors[name]
+            return self._deployments[name]
         except KeyError:
             raise NotFound(
                 f"there is no model {name!r} here; GET /v1/models lists those there are",
@@ -196,6 +441,19 @@ class Pool:
                 param="model",
             ) from None
 
-    @staticmethod
-    def _snapshot(actor: Actor) -> Status:
-        return replace(actor.status, in_flight=actor.tickets.in_flight, queued=actor.tickets.queued)
+
+def _came(deployment: Deployment, status: Status) -> bool:
+    """Say whether an order to load has come to its end; waiting for memory that busy models hold is none."""
+    if status.state is State.STOPPED:
+        return not deployment.wanted
+    if status.state is State.READY:
+        return deployment.open  # one that has just been told to stop is READY no more
+    return status.state is State.FAILED or (
+        status.state is State.WAITING and (status.cause == "engine" or deployment.hopeless)
+    )
+
+
+def _came_or_waits(status: Status) -> bool:
+    return status.state in (State.READY, State.FAILED) or (
+        status.state is State.WAITING and status.cause in ("memory", "engine")
+    )

@@ -43,7 +43,8 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """Start `python -m modeld.worker` with `sock` inherited, and close `sock` here.
 
-        `records` is the folder in which a living worker's pid and start time stand, for `leftovers`.
+        `env` goes on top of this process's environment. `records` is the folder in which a living worker's
+        pid and start time stand, for `leftovers`.
         """
         with sock:
             spawning = asyncio.ensure_future(
@@ -60,7 +61,7 @@ class WorkerProcess:
                     stderr=asyncio.subprocess.STDOUT,
                     pass_fds=(sock.fileno(),),
                     start_new_session=True,
-                    env=None if env is None else dict(env),
+                    env=None if env is None else {**os.environ, **env},
                 )
             )
             try:

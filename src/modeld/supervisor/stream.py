@@ -10,33 +10,53 @@ import asyncio
 from contextlib import suppress
 from types import TracebackType
 
-from modeld.errors import WorkerDied
+from modeld.errors import ModelUnavailable, WorkerDied
 from modeld.ids import Identity
 from modeld.protocol.channel import OpenCall
 from modeld.protocol.tasks import Event, Task
-from modeld.supervisor.actor import CANCEL_LIMIT_S, Actor
 from modeld.supervisor.admission import Priority
+from modeld.supervisor.deployment import Deployment
+from modeld.supervisor.replica import CANCEL_LIMIT_S, Replica
 from modeld.supervisor.tickets import Ticket
 from modeld.supervisor.worker import Worker
+from modeld.supervisor.world import World
+
+RETRY_AFTER_S = 5.0
+"""What a caller is told to wait who has waited in vain."""
 
 
 class Stream:
     """An open request; a context manager that ends it. One reader."""
 
-    def __init__(self, actor: Actor, task: Task, identity: Identity, priority: Priority) -> None:
-        self._actor = actor
+    def __init__(
+        self,
+        deployment: Deployment,
+        world: World,
+        task: Task,
+        identity: Identity,
+        priority: Priority,
+        affinity: int | None = None,
+        keep_alive: float | None = None,
+    ) -> None:
+        """`keep_alive`: what the request says of it in seconds, None when it does not."""
+        self._deployment = deployment
+        self._world = world
         self._task = task
         self._identity = identity
         self._priority = priority
+        self._affinity = affinity
+        self._keep_alive = keep_alive
         self._ticket: Ticket | None = None
         self._call: OpenCall | None = None
+        self._replica: Replica | None = None
         self._worker: Worker | None = None
         self._delivered = False
         self._retried = False
 
     def __enter__(self) -> Stream:
         """Ask for admission. Raises Overloaded, ModelFailed or ModelUnavailable."""
-        self._ticket = self._actor.enter(self._priority)
+        self._ticket = self._deployment.enter(self._priority, self._affinity)
+        self._deployment.keep_alive(self._keep_alive)
         return self
 
     def __exit__(
@@ -78,8 +98,12 @@ class Stream:
             if self._delivered or self._retried:
                 raise
             self._retried = True
+            before = self._ticket
+            assert before is not None
             self._leave()
-            self._ticket = self._actor.enter(self._priority)
+            # The queue may have passed to the deployment that replaces the first one.
+            home = before.home if isinstance(before.home, Deployment) else self._deployment
+            self._ticket = home.enter(self._priority, self._affinity, before.seq)
             return []
         if events:
             self._delivered = True
@@ -89,15 +113,36 @@ class Stream:
         ticket = self._ticket
         assert ticket is not None
         if not ticket.granted.done():
+            left = self._patience(ticket)
+            if left is not None and (timeout is None or left < timeout):
+                timeout = left
             await asyncio.wait({ticket.granted}, timeout=timeout)
             if not ticket.granted.done():
+                if left is not None and self._patience(ticket) == 0:
+                    raise ModelUnavailable(
+                        f"the request waited {self._world.queue_timeout_s:g} s for model "
+                        f"{self._deployment.spec.name!r} and got no slot: {self._deployment.status.message}",
+                        code="queue_timeout",
+                        param="model",
+                        retry_after=RETRY_AFTER_S,
+                    )
                 return False
         ticket.granted.result()
         self._begin(ticket)
         return True
 
+    def _patience(self, ticket: Ticket) -> float | None:
+        """Return the seconds the request may still wait, None for any number."""
+        limit = self._world.queue_timeout_s
+        if limit is None:
+            return None
+        return max(ticket.waited_since + limit - self._world.clock.monotonic(), 0.0)
+
     def _begin(self, ticket: Ticket) -> None:
-        self._worker = self._actor.worker()
+        replica = ticket.replica
+        assert replica is not None
+        self._replica = replica
+        self._worker = replica.worker()
         self._call = self._worker.call(self._task, self._identity)
         # The slot is the engine's: it is free when the worker is done, however slowly its events are read.
         self._call.over.add_done_callback(lambda _: ticket.close())
@@ -107,8 +152,9 @@ class Stream:
         call, self._call = self._call, None
         if call is not None and not call.over.done():
             call.cancel()
-            actor = self._actor
-            hung = asyncio.get_running_loop().call_later(CANCEL_LIMIT_S, actor.report_hung, self._worker)
+            assert self._replica is not None
+            report = self._replica.report_hung
+            hung = asyncio.get_running_loop().call_later(CANCEL_LIMIT_S, report, self._worker)
             call.over.add_done_callback(lambda _: hung.cancel())
         elif ticket is not None:
             ticket.close()

@@ -1,28 +1,56 @@
-"""A model's queue: requests that wait, and requests that hold a slot. Its actor is the only one to change
-it.
+"""A model's queue: requests that wait, and requests that hold a slot of one of its replicas.
+
+The deployment is the only one to change it. Requests carry a pool-wide sequence number, and wait in its
+order: a request that is put back (its worker died before it got anything) keeps its place.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from modeld.errors import ModeldError
 from modeld.supervisor import admission
 from modeld.supervisor.admission import Priority
 
+if TYPE_CHECKING:
+    from modeld.supervisor.replica import Replica
+
+
+class Home(Protocol):
+    """Whose queue it is."""
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take back what the ticket has."""
+        ...
+
 
 class Ticket:
-    """A request's place: waiting, then holding a slot, then neither. `close` gives back what it has."""
+    """A request's place: waiting, then holding a slot, then neither. `close` gives back what it has.
 
-    def __init__(self, leave: Callable[[Ticket], None], priority: Priority) -> None:
-        self._leave = leave
+    `affinity` is a hash of what the request has in common with the turns before it. `replica` is whose slot
+    it holds. `waited_since` is in monotonic seconds. A queue that is taken over by another deployment takes
+    its tickets along: `home` changes.
+    """
+
+    __slots__ = ("affinity", "granted", "home", "priority", "replica", "seq", "waited_since")
+
+    def __init__(
+        self, home: Home, priority: Priority, seq: int, *, affinity: int | None = None, now: float = 0.0
+    ) -> None:
+        self.home = home
         self.priority = priority
+        self.seq = seq
+        self.affinity = affinity
+        self.waited_since = now
+        self.replica: Replica | None = None
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
         """Leave the queue or give the slot back; safe to call twice."""
-        self._leave(self)
+        self.home.leave(self)
 
 
 class Tickets:
@@ -31,6 +59,7 @@ class Tickets:
     def __init__(self) -> None:
         self._waiting: list[Ticket] = []
         self._holding: set[Ticket] = set()
+        self._passed = 0
 
     @property
     def in_flight(self) -> int:
@@ -42,22 +71,38 @@ class Tickets:
         """Requests that wait for a slot or for the model."""
         return len(self._waiting)
 
-    def wait(self, ticket: Ticket) -> None:
-        """Put a ticket at the end of the queue."""
-        self._waiting.append(ticket)
+    @property
+    def oldest(self) -> int | None:
+        """The sequence number of the oldest request that waits."""
+        return self._waiting[0].seq if self._waiting else None
 
-    def grant(self, ticket: Ticket) -> None:
-        """Give a ticket a slot."""
+    def wait(self, ticket: Ticket) -> None:
+        """Put a ticket into the queue, in the order of sequence numbers."""
+        insort(self._waiting, ticket, key=lambda waiting: waiting.seq)
+
+    def hold(self, ticket: Ticket, replica: Replica) -> None:
+        """Give a ticket a slot of `replica`."""
         self._holding.add(ticket)
+        ticket.replica = replica
         if not ticket.granted.done():
             ticket.granted.set_result(None)
 
-    def admit(self, slots: int) -> None:
-        """Grant slots to those who wait, next in line first, until `slots` are held."""
-        while self._waiting and len(self._holding) < slots:
-            at = admission.next_in_line(tuple(ticket.priority for ticket in self._waiting))
+    def admit(self, choose: Callable[[Ticket], Replica | None]) -> list[Ticket]:
+        """Grant slots to those who wait, next in line first, until `choose` has none; return the granted."""
+        granted = []
+        while self._waiting:
+            at = admission.next_in_line(tuple(ticket.priority for ticket in self._waiting), self._passed)
             assert at is not None
-            self.grant(self._waiting.pop(at))
+            ticket = self._waiting[at]
+            replica = choose(ticket)
+            if replica is None:
+                break
+            del self._waiting[at]
+            background = any(waiting.priority is Priority.BACKGROUND for waiting in self._waiting)
+            self._passed = self._passed + 1 if background and ticket.priority is Priority.INTERACTIVE else 0
+            self.hold(ticket, replica)
+            granted.append(ticket)
+        return granted
 
     def leave(self, ticket: Ticket) -> bool:
         """Take back a ticket's slot or place; tell whether a slot came free."""
@@ -68,6 +113,13 @@ class Tickets:
             self._waiting.remove(ticket)
             ticket.granted.cancel()
         return False
+
+    def hand_over(self, to: Tickets, home: Home) -> None:
+        """Move those who wait to another queue, whose owner is `home`."""
+        waiting, self._waiting = self._waiting, []
+        for ticket in waiting:
+            ticket.home = home
+            to.wait(ticket)
 
     def refuse_waiting(self, error: ModeldError) -> None:
         """Fail everybody in the queue; those who hold a slot learn it from their call."""

@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,25 @@ class Worker:
         self._dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._drained = asyncio.Event()
         self._stopping = False
+        self._killed = False
         self.ended: asyncio.Future[str] = asyncio.ensure_future(self._watch())
         """Done when the process is reaped and every call has been failed; the result says why it ended."""
 
     @classmethod
-    async def start(cls, ring: LogRing, runtime_dir: Path, records: Path) -> Worker:
-        """Start a worker process; `runtime_dir` is made (0700) for it, and removed after its end."""
+    async def start(
+        cls, ring: LogRing, runtime_dir: Path, records: Path, env: Mapping[str, str] | None = None
+    ) -> Worker:
+        """Start a worker process; `runtime_dir` is made (0700) for it, and removed after its end.
+
+        `env` are variables that it gets beside the daemon's own.
+        """
         runtime_dir.mkdir(mode=0o700, parents=True)
         ring.begin_life()
         ours, theirs = socket.socketpair()
         holder: list[Worker] = []
         caller = Caller(lambda message: holder[0]._on_control(message))
         try:
-            process = await WorkerProcess.start(theirs, ring, records)
+            process = await WorkerProcess.start(theirs, ring, records, env)
         except BaseException:
             ours.close()
             shutil.rmtree(runtime_dir, ignore_errors=True)
@@ -79,6 +85,16 @@ class Worker:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the process ended (negative: the signal), None while it runs."""
+        return self._process.exited.result() if self._process.exited.done() else None
+
+    @property
+    def killed_by_us(self) -> bool:
+        """Whether its end was asked for here."""
+        return self._stopping or self._killed
 
     async def load(self, spec: m.LoadSpec, progress: Callable[[str, float | None], None]) -> m.Facts:
         """Greet, send the spec, and wait until the model is ready.
@@ -142,6 +158,7 @@ class Worker:
 
     def abandon(self) -> None:
         """Kill the group at once, without asking; `ended` follows and open calls fail."""
+        self._killed = True
         if not self._process.exited.done():  # afterwards the number may be somebody else's
             self._process.signal_group(signal.SIGKILL)
 

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 import uvloop
 
-from modeld.clock import SystemClock
+from modeld.clock import Clock, SystemClock
 from modeld.hardware import host
+from modeld.hardware.machine import HOST
 from modeld.ids import LOCAL
 from modeld.protocol.tasks import Event
-from modeld.supervisor import process, stream, worker
-from modeld.supervisor.actor import Actor
+from modeld.supervisor import process, stream
+from modeld.supervisor import worker as worker_module
 from modeld.supervisor.admission import Priority
+from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.events import EventFeed
+from modeld.supervisor.memory import Limits
 from modeld.supervisor.pool import Pool
+from modeld.supervisor.replica import Replica
 from modeld.supervisor.restart import RestartPolicy
+from modeld.supervisor.sizing import Sizing
 from modeld.supervisor.spec import ModelSpec, Resolve, Resources
 from modeld.supervisor.states import State, Status
 from modeld.supervisor.stream import Stream
+from modeld.supervisor.worker import Worker
+from modeld.supervisor.world import StartWorker
+from tests.fakes.machine import FakeProbe
+from tests.fakes.supervision import Engines, MemoryOfRuns, Recorder, estimate
 from tests.fakes.worker_link import WAIT_S, chat
+from tests.fakes.workers import Workers
 
 CAPACITY = 10 << 30
 QUICK = RestartPolicy(budget=2, base_s=0.01, cap_s=0.02)
@@ -44,27 +55,43 @@ def pytest_asyncio_loop_factories(
 
 def spec(name: str = "m", *, footprint: int | None = 0, **fields: Any) -> ModelSpec:
     """Return a model of the fake loader: fields of ModelSpec by name, all others are the script."""
-    known = {"reference", "start_timeout_s", "max_queue", "max_ongoing"}
-    own = {key: value for key, value in fields.items() if key in known}
+    known = {field.name for field in dataclasses.fields(ModelSpec)}
+    own: dict[str, Any] = {"reference": None, "resources": Resources(ram=footprint)}
+    own |= {key: value for key, value in fields.items() if key in known}
     script = {key: value for key, value in fields.items() if key not in known}
-    return ModelSpec(name, "generate", "fake", own.pop("reference", None), script, resources=Resources(ram=footprint), **own)
+    return ModelSpec(name, "generate", "fake", options=script, **own)
 
 
-def actor(pool: Pool, name: str = "m") -> Actor:
-    """Return a model's actor."""
-    return pool._actors[name]
+def deployment(pool: Pool, name: str = "m") -> Deployment:
+    """Return a model's deployment."""
+    return pool._deployments[name]
+
+
+def replica(pool: Pool, name: str = "m", index: int = 0) -> Replica:
+    """Return one of a model's replicas."""
+    return deployment(pool, name).replicas[index]
+
+
+def worker(pool: Pool, name: str = "m", index: int = 0) -> Worker:
+    """Return the worker that serves now."""
+    return replica(pool, name, index).worker()
+
+
+def held(pool: Pool) -> dict[str, int]:
+    """Return the bytes of RAM promised to each model's first replica."""
+    return {key.partition("#")[0]: size for key, size in pool.memory.held(HOST).items()}
 
 
 async def until(pool: Pool, state: State, name: str = "m", *, now: bool = True) -> Status:
     """Wait until a model is in a state."""
     async with asyncio.timeout(WAIT_S):
-        return await actor(pool, name).until(lambda status: status.state is state, now=now)
+        return await deployment(pool, name).until(lambda status: status.state is state, now=now)
 
 
 async def until_restarted(pool: Pool, count: int, name: str = "m") -> Status:
     """Wait until a model is READY again after its crash number `count`."""
     async with asyncio.timeout(WAIT_S):
-        return await actor(pool, name).until(
+        return await deployment(pool, name).until(
             lambda status: status.state is State.READY and status.restarts == count
         )
 
@@ -128,6 +155,45 @@ def our_workers() -> list[psutil.Process]:
     return found
 
 
+def make_pool(
+    specs: Iterable[ModelSpec] | ModelSpec,
+    runtime_dir: Path,
+    *,
+    workers: Workers | None = None,
+    resolve: Resolve = no_resolve,
+    policy: RestartPolicy = QUICK,
+    drain_s: float = WAIT_S,
+    capacity: int = CAPACITY,
+    probe: FakeProbe | None = None,
+    engines: Engines | None = None,
+    learned: MemoryOfRuns | None = None,
+    observer: Recorder | None = None,
+    queue_timeout_s: float | None = None,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+) -> Pool:
+    """Return a pool on a machine of `capacity` bytes of RAM; with `workers` no process is started."""
+    clock = clock or SystemClock()
+    start: StartWorker = Worker.start if workers is None else cast(StartWorker, workers.start)
+    return Pool(
+        [specs] if isinstance(specs, ModelSpec) else specs,
+        resolve=resolve,
+        sizing=Sizing(estimate, learned or MemoryOfRuns()),
+        probe=probe or FakeProbe(capacity),
+        engines=engines or Engines(),
+        observer=observer or Recorder(),
+        feed=EventFeed(clock),
+        clock=clock,
+        runtime_dir=runtime_dir,
+        drain_s=drain_s,
+        limits=limits or Limits(headroom=0.0),
+        cores=4,
+        policy=policy,
+        queue_timeout_s=queue_timeout_s,
+        start_worker=start,
+    )
+
+
 Pools = Callable[..., AbstractAsyncContextManager[Pool]]
 
 
@@ -138,26 +204,10 @@ def pools(short_dir: Path) -> Pools:
 
     @asynccontextmanager
     async def run(
-        specs: Iterable[ModelSpec] | ModelSpec,
-        *,
-        resolve: Resolve = no_resolve,
-        policy: RestartPolicy = QUICK,
-        drain_s: float = WAIT_S,
-        capacity: int = CAPACITY,
+        specs: Iterable[ModelSpec] | ModelSpec, *, workers: Workers | None = None, **options: Any
     ) -> AsyncIterator[Pool]:
-        clock = SystemClock()
-        feed = EventFeed(clock)
         groups: set[int] = set()
-        pool = Pool(
-            [specs] if isinstance(specs, ModelSpec) else specs,
-            resolve=resolve,
-            feed=feed,
-            clock=clock,
-            runtime_dir=short_dir,
-            capacity=capacity,
-            drain_s=drain_s,
-            policy=policy,
-        )
+        pool = make_pool(specs, short_dir, workers=workers, **options)
         try:
             async with pool:
                 yield pool
@@ -173,8 +223,8 @@ def pools(short_dir: Path) -> Pools:
 @pytest.fixture
 def quick_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every limit of the stopping ladder short."""
-    monkeypatch.setattr(worker, "CANCEL_S", 0.1)
-    monkeypatch.setattr(worker, "BYE_S", 0.1)
-    monkeypatch.setattr(worker, "EXIT_S", 0.1)
+    monkeypatch.setattr(worker_module, "CANCEL_S", 0.1)
+    monkeypatch.setattr(worker_module, "BYE_S", 0.1)
+    monkeypatch.setattr(worker_module, "EXIT_S", 0.1)
     monkeypatch.setattr(process, "TERM_S", 0.1)
     monkeypatch.setattr(stream, "CANCEL_LIMIT_S", 0.1)

@@ -16,7 +16,6 @@ from modeld.supervisor.states import State
 from tests.component.supervisor.conftest import (
     QUICK,
     Pools,
-    actor,
     answer,
     ask,
     first,
@@ -26,6 +25,7 @@ from tests.component.supervisor.conftest import (
     states,
     until,
     until_restarted,
+    worker,
 )
 from tests.fakes.worker_link import WAIT_S, text_of
 
@@ -72,7 +72,7 @@ async def test_a_request_that_got_nothing_yet_is_tried_again_silently(pools: Poo
         asking = [asyncio.ensure_future(answer(ask(pool))) for _ in range(3)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert (actor(pool).worker().open_calls, pool.status("m").queued) == (2, 1)
+        assert (worker(pool).open_calls, pool.status("m").queued) == (2, 1)
         os.kill(pid, signal.SIGKILL)
         for events in await asyncio.gather(*asking):
             assert text_of(events) == "at last"
@@ -118,10 +118,10 @@ async def test_a_request_in_the_moment_of_death_waits_for_the_next_life(pools: P
     """A request that arrives between the death and its discovery is served after the restart."""
     async with pools(spec(reply="fine")) as pool:
         await pool.load("m")
-        worker = actor(pool).worker()
-        os.kill(worker.pid, signal.SIGKILL)
+        living = worker(pool)
+        os.kill(living.pid, signal.SIGKILL)
         async with asyncio.timeout(WAIT_S):
-            await asyncio.wait({worker._caller.closed})
+            await asyncio.wait({living._caller.closed})
         assert pool.status("m").state is State.READY
         with ask(pool) as stream:
             assert pool.status("m").queued == 1
@@ -211,10 +211,10 @@ async def test_a_worker_that_breaks_the_protocol_is_replaced(pools: Pools) -> No
     """Garbage on the link ends the worker; its requests are told so, and the model comes back."""
     async with pools(spec(hang_after=1)) as pool:
         await pool.load("m")
-        worker = actor(pool).worker()
+        living = worker(pool)
         with ask(pool) as stream:
             await first(stream)
-            worker._caller.data_received(HEADER.pack(4) + b"junk")
+            living._caller.data_received(HEADER.pack(4) + b"junk")
             with pytest.raises(WorkerDied, match="broke the protocol"):
                 await read(stream)
         await until_restarted(pool, 1)
@@ -226,13 +226,13 @@ async def test_a_worker_that_says_its_engine_died_and_stays_is_replaced(
     """After a worker's last word it must go; one that does not is ended, and the last word is the reason."""
     async with pools(spec(hang_after=1)) as pool:
         await pool.load("m")
-        worker = actor(pool).worker()
+        living = worker(pool)
         with ask(pool) as stream:
             await first(stream)
-            worker._caller._dispatch(m.Dying("the engine was killed by signal 11"), 0)
+            living._caller._dispatch(m.Dying("the engine was killed by signal 11"), 0)
             with pytest.raises(WorkerDied, match="the engine was killed by signal 11"):
                 await read(stream)
-        assert (await until_restarted(pool, 1)).pid != worker.pid
+        assert (await until_restarted(pool, 1)).pid != living.pid
 
 
 async def test_the_log_keeps_all_lives_and_junk_does_no_harm(pools: Pools) -> None:

@@ -17,8 +17,9 @@ from modeld.supervisor.states import State
 from tests.component.supervisor.conftest import (
     CAPACITY,
     Pools,
-    actor,
     ask,
+    deployment,
+    held,
     our_workers,
     read,
     spec,
@@ -142,7 +143,7 @@ async def test_load_and_unload_follow_each_other_quickly(pools: Pools) -> None:
                     await until(pool, state)
                     unloading = asyncio.ensure_future(pool.unload("m"))
                     await unloading
-                    with pytest.raises(ModelUnavailable, match="stopped before it was ready"):
+                    with pytest.raises(ModelUnavailable, match="did not come up: unloaded"):
                         await loading
                     assert (await pool.load("m")).state is State.READY
 
@@ -172,16 +173,16 @@ async def test_unload_works_in_every_state(pools: Pools, state: State) -> None:
         await until(pool, State.READY, "big")
         status = await until(pool, state)
         if state is State.STARTING:
-            status = await actor(pool).until(lambda status: status.message == "fetching")
+            status = await deployment(pool).until(lambda status: status.message == "fetching")
             assert status.progress == 0.25
         async with asyncio.timeout(WAIT_S):
             status = await pool.unload("m")
         assert status.state is (State.FAILED if state is State.FAILED else State.STOPPED)
         assert status.pid is None
         assert [child.pid for child in our_workers()] == [pool.status("big").pid]
-        assert pool.memory.ledger.held.keys() == {"big"}
+        assert held(pool).keys() == {"big"}
         # Nothing has to be forgotten first: the next wish leads to the same place.
-        actor(pool).want()
+        deployment(pool).load(passive=True)
         await until(pool, state, now=False)
 
 

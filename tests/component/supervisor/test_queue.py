@@ -10,7 +10,16 @@ from modeld.supervisor.admission import Priority
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.states import State
 from modeld.supervisor.stream import Stream
-from tests.component.supervisor.conftest import Pools, actor, answer, ask, first, read, spec, until
+from tests.component.supervisor.conftest import (
+    Pools,
+    answer,
+    ask,
+    first,
+    read,
+    spec,
+    until,
+    worker,
+)
 from tests.fakes.worker_link import text_of
 
 
@@ -90,7 +99,7 @@ async def test_a_request_cancelled_while_entering_leaves_nothing(pools: Pools) -
         async with asyncio.timeout(10):
             while _place(pool) != (0, 0):
                 await asyncio.sleep(0.01)
-        assert actor(pool).worker().open_calls == 0
+        assert worker(pool).open_calls == 0
 
 
 async def test_a_full_queue_refuses(pools: Pools) -> None:
@@ -138,7 +147,7 @@ async def test_leaving_the_queue_lets_the_next_one_up(pools: Pools) -> None:
                     leaving.__exit__(None, None, None)
                     assert _place(pool) == (1, 1)
                     assert await staying.take(0) == []
-                    assert actor(pool).worker().open_calls == 1
+                    assert worker(pool).open_calls == 1
                     holding.__exit__(None, None, None)
                     assert text_of(await read(staying)).startswith("tok0 ")
         assert _place(pool) == (0, 0)
@@ -166,7 +175,7 @@ async def test_a_slot_is_never_given_twice(pools: Pools) -> None:
             nonlocal most
             with ask(pool, priority=Priority(number % 2)) as stream:
                 events = await first(stream)
-                most = max(most, actor(pool).worker().open_calls, pool.status("m").in_flight)
+                most = max(most, worker(pool).open_calls, pool.status("m").in_flight)
                 if number % 5 == 0:
                     return 5  # leave in the middle
                 return len(text_of(events + await read(stream)).split())

@@ -10,9 +10,9 @@ from modeld.protocol.tasks import Event, Usage
 from modeld.supervisor.states import State
 from tests.component.supervisor.conftest import (
     Pools,
-    actor,
     answer,
     ask,
+    deployment,
     first,
     our_workers,
     read,
@@ -33,7 +33,7 @@ async def test_unloading_lets_an_open_request_finish(pools: Pools) -> None:
             begun = await first(stream)
             unloading = asyncio.ensure_future(pool.unload("m"))
             status = await until(pool, State.DRAINING)
-            assert status.message == "1 requests may finish, 20 s at most"
+            assert status.message == "unloaded; 1 open request may finish, within 20 s"
             with pytest.raises(ModelUnavailable, match="modeld ctl load m"), ask(pool):
                 pass
             events = begun + await read(stream)
@@ -200,10 +200,10 @@ async def test_waiting_requests_are_refused_when_the_model_is_unloaded(pools: Po
         await until(pool, State.LOADING)
         with ask(pool) as stream:
             reading = asyncio.ensure_future(read(stream))
-            assert actor(pool).tickets.queued == 1
+            assert deployment(pool).tickets.queued == 1
             await pool.unload("m")
             with pytest.raises(ModelUnavailable, match="was unloaded"):
                 await reading
         with pytest.raises(ModelUnavailable), ask(pool):
             pass
-        assert actor(pool).tickets.queued == 0
+        assert deployment(pool).tickets.queued == 0
