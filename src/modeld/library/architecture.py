@@ -107,7 +107,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) < 2**63
 
 
-def _each(keys: Mapping[str, Any], name: str, count: int, default: int = 0) -> list[int]:
+def _each(keys: Mapping[str, Any], name: str, count: int, default: int) -> list[int]:
     """Return one number for each layer, from a list or from one number for all."""
     value = keys.get(name, default)
     if not isinstance(value, list):
@@ -136,7 +136,8 @@ def _layers(
     if arch == "clip" or count > max(len(tensors), 1):
         count = max(blocks, default=-1) + 1
     count = min(count, LONGEST_LIST)
-    heads, kv_heads = _whole(own, "attention.head_count"), _each(own, "attention.head_count_kv", count, -1)
+    heads = _whole(own, "attention.head_count")
+    kv_heads = _each(own, "attention.head_count_kv", count, heads)
     width = _whole(own, "embedding_length") // heads if heads else 0
     windows, state = _windows(arch, own, count), _state(own)
     # The last blocks may use the cache of earlier ones, or serve prediction of several tokens only.
@@ -150,7 +151,7 @@ def _layers(
         attends = any(name.startswith(("attn_k.", "attn_k_b", "attn_kv")) for name in names) or (
             any(name.startswith("attn_qkv") for name in names) and not recurrent
         )
-        kv = kv_heads[index] if kv_heads[index] >= 0 else heads
+        kv = kv_heads[index]
         if not attends or index >= cached or arch in WITHOUT_CACHE or own.get("attention.causal") is False:
             kv = 0
         swa = "_swa" if windows[index] and "attention.key_length_swa" in own else ""

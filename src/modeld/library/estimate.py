@@ -134,7 +134,7 @@ def _vllm(metadata: Metadata, options: Mapping[str, Any], *, gpu: bool) -> tuple
         tokens = min(context, layer.window) if layer.window else context
         cache += tokens * (layer.keys + layer.values) * element
     lines = [
-        Line("weights", int(metadata.size * VLLM_WEIGHTS), Where.GPU),
+        Line("weights", round(metadata.size * VLLM_WEIGHTS), Where.GPU),
         Line(f"KV cache, {sequences} sequences of {context} tokens", cache * sequences, Where.GPU),
     ]
     if gpu:
@@ -154,7 +154,7 @@ def _images(
         weights = metadata.parameters * element
     lines = [
         Line("weights", weights, Where.GPU),
-        Line("drawing", min(int(weights * IMAGE_WORK), IMAGE_WORK_MOST), Where.GPU),
+        Line("drawing", min(round(weights * IMAGE_WORK), IMAGE_WORK_MOST), Where.GPU),
     ]
     if gpu:
         lines.append(Line("GPU context and kernels", ENGINE_GPU, Where.GPU))
@@ -165,7 +165,7 @@ def _images(
 
 def _by_size(metadata: Metadata, factor: float, fixed: int, *, gpu: bool) -> tuple[list[Line], str]:
     lines = [
-        Line("weights and working memory", int(metadata.size * factor), Where.GPU),
+        Line("weights and working memory", round(metadata.size * factor), Where.GPU),
         Line("engine", fixed, Where.GPU),
     ]
     if gpu:

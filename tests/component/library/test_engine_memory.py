@@ -1,0 +1,96 @@
+"""The estimate against what llama.cpp itself says it takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modeld.hardware.footprint import Footprint
+from modeld.library.estimate import estimate_file
+from tests.component.library import tiny_models
+
+pytestmark = pytest.mark.engine
+
+MIB = 1024**2
+
+PROGRAM = """
+import json, os, sys
+import xllamacpp
+from modeld.worker.loaders.llama_server.xllama import configure
+
+options = json.loads(sys.argv[1])
+params = xllamacpp.CommonParams()
+configure(params, options)
+params.verbosity = 5
+server = xllamacpp.Server(params)
+os._exit(0)
+"""
+
+
+def said(model: Path, socket: Path, options: dict[str, Any]) -> dict[str, float]:
+    """Load a model as the worker does, and return the engine's figures in MiB, buffer → sum."""
+    settings = {"model": str(model), "socket": str(socket), "threads": 1, **options}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    log = ended.stdout + ended.stderr
+    assert ended.returncode == 0, log[-2000:]
+    # First it tries how much would fit, without taking memory; the same lines come a second time in earnest.
+    _, mark, log = log.rpartition("fitting params to free memory took")
+    assert mark
+    found: dict[str, float] = {}
+    for name, size in re.findall(r"(model|KV|RS|compute|output) buffer size =\s+([\d.]+) MiB", log):
+        found[name] = found.get(name, 0.0) + float(size)
+    return found
+
+
+def part(footprint: Footprint, label: str) -> float:
+    """Return the MiB of the lines whose label begins like this."""
+    return sum(line.size for line in footprint.lines if line.label.startswith(label)) / MIB
+
+
+async def check(model: Path, short_dir: Path, options: dict[str, Any], compute: float) -> None:
+    """Compare all buffers; `compute` is how far that one may be off, as a part of it."""
+    engine = said(model, short_dir / "e.sock", options)
+    guess = await estimate_file(model, "llama_server", options, gpu=False)
+    # The log has two digits after the point, for each of the buffers summed here.
+    digits = 0.011
+    assert part(guess, "weights") == pytest.approx(engine["model"], abs=digits)
+    assert part(guess, "KV cache") == pytest.approx(engine["KV"] + engine.get("RS", 0), abs=2 * digits)
+    assert part(guess, "answers") == pytest.approx(engine["output"], abs=digits)
+    assert part(guess, "compute buffer") == pytest.approx(engine["compute"], rel=compute, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_ctx": 300, "parallel": 3},
+        {"n_ctx": 0, "parallel": 2},
+        {"extra_args": ["--ubatch-size", "128"]},
+    ],
+    ids=str,
+)
+async def test_the_demo_model(demo_gguf: Path, short_dir: Path, options: dict[str, Any]) -> None:
+    """Weights, cache, answers and compute buffer of a real model are the engine's own figures."""
+    await check(demo_gguf, short_dir, options, 0.01)
+
+
+@pytest.mark.parametrize("write", [tiny_models.grouped, tiny_models.windowed, tiny_models.hybrid])
+@pytest.mark.parametrize("options", [{"n_ctx": 4096}, {"n_ctx": 2000, "parallel": 3}], ids=str)
+async def test_ways_of_remembering(
+    write: Callable[[Path], Path], tmp_path: Path, short_dir: Path, options: dict[str, Any]
+) -> None:
+    """Grouped heads, a sliding window and a recurrent state, as this llama.cpp lays them out."""
+    await check(write(tmp_path / "tiny.gguf"), short_dir, options, 0.01)
