@@ -23,12 +23,17 @@ class FakeProbe:
         self.stuck: dict[str, dict[int, int]] = {}
         self.gone: set[str] = set()
         self.looks = 0
+        self.rests = 0
 
     def look(self) -> Machine:
         """Return what the test has set."""
         self.looks += 1
         host = Device(HOST, Kind.HOST, "RAM", self.ram, self.ram - self.others.get(HOST, 0))
         return Machine((host, *(self._gpu(index, id_) for index, id_ in enumerate(self.gpus))))
+
+    def rest(self) -> None:
+        """Count it."""
+        self.rests += 1
 
     def _gpu(self, index: int, id_: str) -> Device:
         total = self.gpus[id_]

@@ -8,6 +8,7 @@ first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,15 +31,19 @@ class Call:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._error: ModeldError | None = None
         self._events: list[Event] = []
-        self._taken = False
-        self.ended = asyncio.Event()
+        self._news = asyncio.Event()
         if quick:
             self.end("ok")
+
+    def say(self, text: str = "…") -> None:
+        """Give a first piece of the answer."""
+        self._events.append(Text(text))
+        self._news.set()
 
     def end(self, text: str = "ok") -> None:
         """Answer, and end."""
         if not self.over.done():
-            self._events = [Text(text), Finish("stop")]
+            self._events += [Text(text), Finish("stop")]
             self._done()
 
     def fail(self, error: ModeldError) -> None:
@@ -54,20 +59,21 @@ class Call:
 
     def _done(self) -> None:
         self.over.set_result(None)
-        self.ended.set()
+        self._news.set()
 
     async def take(self, timeout: float | None) -> list[Event] | None:
-        """Return the answer once there is one, then None."""
-        if not self.over.done():
-            await asyncio.wait({self.over}, timeout=timeout)
-            if not self.over.done():
-                return []
+        """Return what there is of the answer, [] when nothing came in time, None at the end."""
+        if not self._events and not self.over.done():
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._news.wait()
+        events, self._events = self._events, []
+        if events:
+            return events
         if self._error is not None:
             raise self._error
-        if self._taken or not self._events:
-            return None
-        self._taken = True
-        return self._events
+        return None if self.over.done() else []
 
 
 class FakeWorker:

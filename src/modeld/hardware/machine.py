@@ -65,3 +65,7 @@ class Probe(Protocol):
     def look(self) -> Machine:
         """Return the present facts. Blocks for milliseconds; never raises: trouble is a condition."""
         ...
+
+    def rest(self) -> None:
+        """Let go of the driver until the next look, so that idle GPUs can sleep."""
+        ...

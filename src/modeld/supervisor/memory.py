@@ -27,6 +27,11 @@ _log = logging.getLogger("modeld.supervisor")
 FRESH_S = 1.0
 """Seconds a look at the machine stays good for a decision; also the pace of looks while somebody waits."""
 
+CALM_S = 60.0
+"""Seconds between looks at GPUs that serve when nobody waits for memory; after as long without any worker
+there the driver is let go.
+"""
+
 LOOK_LIMIT_S = 10.0
 """Seconds a look may take: a driver that hangs must not hang the models that are well."""
 
@@ -181,6 +186,7 @@ class Memory:
         self._dirty = asyncio.Event()
         self._looking: asyncio.Lock = asyncio.Lock()
         self._looked_at = float("-inf")
+        self._resting = False
         self.machine = Machine(())
         self._measured: dict[str, Measured] = {}
 
@@ -306,14 +312,12 @@ class Memory:
     async def run(self) -> None:
         """Decide whenever something changed, and look again at the machine while anybody waits."""
         while True:
-            if self._claims:
-                try:
-                    async with asyncio.timeout(FRESH_S):
-                        await self._dirty.wait()
-                except TimeoutError:
-                    pass
-            else:
-                await self._dirty.wait()
+            try:
+                async with asyncio.timeout(self._patience()):
+                    await self._dirty.wait()
+            except TimeoutError:
+                if not self._claims:
+                    await self._watch_over()
             self._dirty.clear()
             if self._claims:
                 await self.look()
@@ -324,6 +328,20 @@ class Memory:
                     plan = scheduler.plan(self._view())
                 self._carry_out(plan)
             self._reopened()
+
+    def _patience(self) -> float | None:
+        """Return the seconds after which to look without being asked; None for never."""
+        if self._claims:
+            return FRESH_S
+        return CALM_S if self.machine.gpus and not self._resting else None
+
+    async def _watch_over(self) -> None:
+        """Look after GPUs that serve; let go of the driver when none does."""
+        if any(id_ != HOST for lease in self._leases.values() for id_ in lease.held):
+            await self.look()
+        else:
+            self._resting = True
+            self._probe.rest()
 
     def _carry_out(self, plan: Plan) -> None:
         for start in plan.starts:
@@ -407,6 +425,7 @@ class Memory:
                 return self.machine
             # When it began: what happened during a look may or may not be in it.
             self._looked_at = self._clock.monotonic()
+            self._resting = False
             pids = {key: pid for key, lease in self._leases.items() if (pid := lease.owner.pid) is not None}
             try:
                 async with asyncio.timeout(LOOK_LIMIT_S):
@@ -416,6 +435,7 @@ class Memory:
                     "looking at the machine took over %g s; going on with the last look", LOOK_LIMIT_S
                 )
             else:
+                _tell_changes(self.machine, machine)
                 self.machine = machine
                 self._measured |= {key: found for key, found in measured.items() if key in self._leases}
             return self.machine
@@ -501,6 +521,17 @@ class Memory:
                 still = max(int(size * RETURNED_SHARE) - max(device.free - then, 0), 0)
             if still > (1 - RETURNED_SHARE) * size:
                 yield f"GPU {device.index} still shows {gib(still)} of it in use"
+
+
+def _tell_changes(before: Machine, now: Machine) -> None:
+    """Log devices whose condition has changed."""
+    known = {device.id: device.condition for device in before.devices}
+    for device in now.devices:
+        was = known.get(device.id, Condition.OK)
+        if device.condition is not was:
+            words = device.message or f"it is {device.condition} again"
+            level = logging.INFO if device.condition is Condition.OK else logging.ERROR
+            _log.log(level, "%s: %s", device.name, words)
 
 
 def _observe(probe: Probe, pids: Mapping[str, int]) -> tuple[Machine, dict[str, Measured]]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from modeld.errors import LoadFailed, ModeldError, WorkerDied
-from modeld.hardware.machine import HOST, Kind
+from modeld.hardware.machine import HOST, Condition, Kind
 from modeld.ids import new_id
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.supervisor import oom, restart
@@ -429,12 +429,11 @@ class Replica:
         gpus = [device for device in self._world.memory.machine.devices if device.kind is Kind.GPU]
         if not gpus:
             return None
-        # The order must be NVML's, and numbers are understood by every engine (identifiers are not).
-        given = sorted(device.index or 0 for device in gpus if lease.devices.get(device.id))
-        return {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, given)),
-        }
+        given = [device for device in gpus if lease.devices.get(device.id)]
+        # Numbers are understood by every engine, identifiers are not; but CUDA does not count lost GPUs.
+        lost = any(device.condition is Condition.LOST for device in gpus)
+        names = [device.id if lost or device.index is None else str(device.index) for device in given]
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
     async def _after_failure(self, error: ModeldError, *, permanent: bool) -> None:
         message = str(error)

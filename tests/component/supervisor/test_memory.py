@@ -234,7 +234,7 @@ async def test_a_missing_engine_is_waited_for_with_the_line_that_helps(pools: Po
 
 
 async def test_a_load_that_runs_out_of_memory_makes_room_and_tries_once_more(pools: Pools) -> None:
-    """Idle models leave and the load is tried again; a second failure raises what is asked for from then on."""
+    """Idle models leave and the load is tried again; a second failure raises what is asked for next."""
     workers, observer, learned = Workers(quick=True), Recorder(), MemoryOfRuns()
     out = LoadFailed("cudaMalloc failed: out of memory", code="load_failed")
     specs = [

@@ -48,6 +48,8 @@ class FakeModel:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._pieces = _split(script.reply) if script.reply is not None else None
+        # Written to, so that it is resident: untouched pages cost nothing and would show nowhere.
+        self._memory = b"\x01" * script.memory
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.facts = Facts(
             loader="fake",
