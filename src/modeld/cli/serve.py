@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
     Without --config and --demo it serves the models it served last. SIGHUP reads the file again. The first
     signal lets open requests finish, the second ends them.
     """
-    config = _configuration(file, demo, host, port, state_dir)
+    config, warnings = _configuration(file, demo, host, port, state_dir)
 
     from modeld.telemetry import logging
     from modeld.trust import nobody_trusted
@@ -40,6 +41,8 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
     logging.setup(config.log.format, config.log.level)
     for key in config.api_keys:
         logging.redact(key.get_secret_value())
+    for warning in warnings:
+        getLogger("modeld.config").warning("%s", warning)
     base = file.absolute().parent if file is not None else Path.cwd()
     main = daemon.run(
         config,
@@ -59,9 +62,11 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
 
 def _configuration(
     file: Path | None, demo: bool, host: str | None, port: int | None, state_dir: Path | None
-) -> Config:
+) -> tuple[Config, tuple[str, ...]]:
+    """Return the configuration as the command line changes it, and what is to be said about its file."""
     from modeld.config.schema import Config
 
+    warnings: tuple[str, ...] = ()
     if demo and file is not None:
         raise UsageError("--demo brings its own configuration: give one of --demo and --config, not both")
     if demo:
@@ -70,9 +75,10 @@ def _configuration(
 
         config = apply_environment(Config.model_validate(demo_document()), os.environ)
     elif file is not None:
-        from modeld.config.load import load_config
+        from modeld.config.load import load
 
-        config = load_config(file, os.environ)
+        loaded = load(file, os.environ)
+        config, warnings = loaded.config, loaded.warnings
     else:
         from modeld.config.load import apply_environment
 
@@ -83,7 +89,7 @@ def _configuration(
         if state_dir is not None:
             changes["state_dir"] = state_dir.absolute()
         config = config.model_copy(update=changes)
-    return config
+    return config, warnings
 
 
 async def _show(running: Running) -> None:

@@ -151,6 +151,14 @@ def _anchor(path: Path, info: ValidationInfo) -> Path:
     return path if base is None else Path(base) / path
 
 
+def _keep_here(value: object, info: ValidationInfo) -> object:
+    """Anchor "./name" as it was written: a `Path` forgets the "./", which is what tells it from a bare name."""
+    if isinstance(value, str) and value.startswith("./"):
+        base = info.context.get("base") if info.context else None
+        return os.path.join(os.getcwd() if base is None else os.path.abspath(base), value[2:])
+    return value
+
+
 def _anchor_program(path: Path, info: ValidationInfo) -> Path:
     # A bare name is looked up on PATH, as a shell does.
     return _anchor(path, info) if len(path.parts) > 1 or str(path).startswith((".", "~")) else path
@@ -190,7 +198,7 @@ AnchoredText: TypeAlias = Annotated[str, AfterValidator(_anchor_text)]
 """The same as text, for options that go to an engine."""
 FileOrText: TypeAlias = Annotated[str, AfterValidator(_anchor_if_local)]
 """Text that may name a file, such as a chat template."""
-Program: TypeAlias = Annotated[Path, AfterValidator(_anchor_program)]
+Program: TypeAlias = Annotated[Path, BeforeValidator(_keep_here), AfterValidator(_anchor_program)]
 """A path to a program, or a bare name to be looked up on PATH."""
 
 

@@ -270,7 +270,8 @@ class Memory:
 
     def fits(self, demand: Demand) -> bool:
         """Say whether a demand could be placed right now, without anybody's leaving."""
-        return isinstance(find(demand, self.spaces(), tuple(self._holdings()), evict=False), Found)
+        found = find(demand, self.spaces(), tuple(self._holdings()), evict=False)
+        return isinstance(found, Found) and not found.victims
 
     def would(self, demand: Demand) -> Found | Refusal:
         """Say where a demand would go, and who would leave for it."""

@@ -125,10 +125,10 @@ def _short(books: Books, at: int, size: int) -> int:
 
 
 def _groups(gpus: Sequence[int], size: int) -> Iterable[tuple[int, ...]]:
-    """Give the groups of so many GPUs; only the first GPUs' when there are too many groups."""
+    """Give the groups of so many GPUs; of too many groups only that of the first GPUs."""
     if math.comb(len(gpus), size) <= GROUPS:
-        return itertools.combinations(gpus, size)
-    return [tuple(gpus[:size])]
+        return itertools.combinations(sorted(gpus), size)
+    return [tuple(sorted(gpus[:size]))]
 
 
 def _whole(books: Books, what: Search) -> Place | None:

@@ -28,6 +28,9 @@ from modeld.worker.loaders.llama_server.xllama import configure
 options = json.loads(sys.argv[1])
 params = xllamacpp.CommonParams()
 configure(params, options)
+for key in ("cache_type_k", "cache_type_v"):
+    if key in options:
+        setattr(params, key, getattr(xllamacpp.ggml_type, "GGML_TYPE_" + options[key].upper()))
 params.verbosity = 5
 server = xllamacpp.Server(params)
 os._exit(0)
@@ -79,6 +82,7 @@ async def check(model: Path, short_dir: Path, options: dict[str, Any], compute: 
         {"n_ctx": 300, "parallel": 3},
         {"n_ctx": 0, "parallel": 2},
         {"extra_args": ["--ubatch-size", "128"]},
+        {"cache_type_k": "q4_0", "cache_type_v": "q8_0"},
     ],
     ids=str,
 )
