@@ -152,7 +152,7 @@ def _anchor(path: Path, info: ValidationInfo) -> Path:
 
 
 def _keep_here(value: object, info: ValidationInfo) -> object:
-    """Anchor "./name" as it was written: a `Path` forgets the "./", which is what tells it from a bare name."""
+    """Anchor "./name" before it is a `Path`, which forgets the "./" that tells it from a bare name."""
     if isinstance(value, str) and value.startswith("./"):
         base = info.context.get("base") if info.context else None
         return os.path.join(os.getcwd() if base is None else os.path.abspath(base), value[2:])

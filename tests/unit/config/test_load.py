@@ -19,7 +19,7 @@ from modeld.config.load import (
     load_config,
     single_model,
 )
-from modeld.config.model import Model
+from modeld.config.model import Model, plain
 from modeld.config.ray import DEPLOYMENT_OPTIONS
 from modeld.config.schema import Config
 from modeld.errors import ConfigError, UsageError
@@ -240,6 +240,32 @@ def test_paths_are_taken_from_the_files_directory(file: Path, monkeypatch: pytes
     assert config.state_dir == file.parent / "state"
     assert config.cache_dir == Path("/home/x/c")
     assert config.engines.llama_server.binary == file.parent / "bin/llama-server"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("llama-server", "llama-server"),
+        ("./llama-server", "{base}/llama-server"),
+        ("././llama-server", "{base}/llama-server"),
+        ("../llama-server", "{base}/../llama-server"),
+        ("bin/llama-server", "{base}/bin/llama-server"),
+        ("/opt/llama-server", "/opt/llama-server"),
+    ],
+)
+def test_only_a_bare_program_name_is_left_to_PATH(
+    file: Path, monkeypatch: pytest.MonkeyPatch, written: str, read: str
+) -> None:
+    """A program written as a path, "./name" too, is a file beside the configuration, for a model as well."""
+    monkeypatch.chdir("/")
+    own = f"{{binary: {written}}}"
+    file.write_text(f"engines: {{llama_server: {own}}}\n{MODEL}    llama_server_config: {own}\n")
+    config = load_config(file, {})
+    wanted = read.format(base=file.parent)
+    assert str(config.engines.llama_server.binary) == wanted
+    assert config.models[0].options()["binary"] == wanted
+    again = Model.model_validate(plain(config.models[0]))
+    assert again.options()["binary"] == wanted
 
 
 def test_engine_files_beside_the_configuration_are_found(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from modeld import daemon
+from modeld.cli.serve import serve
+from modeld.config.schema import Config
+
+TEXT = """\
+log: {{level: {level}}}
+models:
+  - name: a
+    model: ./a.gguf
+    usecase: generate
+    loader: llama_server
+    chat_template_kwargs: {{enable_thinking: no}}
+  - {{name: b, model: org/b, usecase: generate, loader: vllm}}
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Config, dict[str, Any]]]]:
+    """Keep what the daemon would be started with, instead of starting it; the log is put back."""
+    calls: list[tuple[Config, dict[str, Any]]] = []
+
+    async def run(config: Config, env: Any, **options: Any) -> None:
+        assert env is os.environ
+        logging.getLogger("modeld").info("it runs")
+        calls.append((config, options))
+
+    monkeypatch.setattr(daemon, "run", run)
+    root, ours = logging.getLogger(), logging.getLogger("modeld")
+    before = (list(root.handlers), root.level, ours.level)
+    yield calls
+    root.handlers[:], level, own = before
+    root.setLevel(level)
+    ours.setLevel(own)
+    logging.captureWarnings(False)
+
+
+@pytest.mark.parametrize(("level", "said"), [("info", 3), ("warning", 2), ("error", 0)])
+def test_a_files_warnings_are_logged_once_before_the_start(
+    tmp_path: Path, started: list[tuple[Config, dict[str, Any]]], level: str, said: int
+) -> None:
+    """Each warning is one line with its place in the file, at the weight of a warning, under the file's own
+    `log`, and comes before anything that the daemon says.
+    """
+    file = tmp_path / "modeld.yaml"
+    file.write_text(TEXT.format(level=level))
+    result = CliRunner().invoke(serve, ["--config", str(file), "--port", "7"])
+    assert (result.exit_code, result.stdout, len(started)) == (0, "", 1)
+    lines = result.stderr.splitlines()
+    assert len(lines) == said
+    if said >= 2:
+        assert "WARNING" in lines[0]
+        assert f"{file}:7:45: models[0].chat_template_kwargs.enable_thinking: no is text" in lines[0]
+        assert f"{file}:8:56: models[1].loader: the loader vllm" in lines[1]
+    config, options = started[0]
+    assert (config.listen.port, options["file"], options["base"]) == (7, file, tmp_path)
+
+
+def test_a_start_without_a_file_has_nothing_to_warn_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: list[tuple[Config, dict[str, Any]]]
+) -> None:
+    """Without a file, and with the demo's own, no warning is logged; only the former resumes."""
+    monkeypatch.chdir(tmp_path)
+    for arguments, resume in (([], True), (["--demo"], False)):
+        result = CliRunner().invoke(serve, arguments)
+        assert (result.exit_code, "WARNING" in result.stderr) == (0, False)
+        assert (started[-1][1]["file"], started[-1][1]["resume"]) == (None, resume)
