@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from modeld.hardware.footprint import Line, Where
 from modeld.library.metadata import Layer, Metadata
@@ -70,8 +71,7 @@ _SWITCHES = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What the options come to. `context`: cells of one slot. `first`: the first layer on the GPU."""
 
     context: int

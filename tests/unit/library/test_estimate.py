@@ -179,7 +179,7 @@ def test_a_projector() -> None:
     vision = Vision(image_size=64, patch_size=8, embedding_length=32, feed_forward_length=64)
     projector = Metadata(format="gguf", size=999, architecture="clip", vision=vision)
     there = estimate(PLAIN, "llama_server", {}, gpu=True, mmproj=projector)
-    assert part(there, "projector", Where.GPU) == 999 + 4 * (64 * (5 * 32 + 3 * 64) + 3 * 64**2)
+    assert part(there, "projector", Where.GPU) == 999 + 4 * (64 * (2 * 32 + 64) + 3 * 64**2)
     here = estimate(
         PLAIN, "llama_server", {"extra_args": ["--no-mmproj-offload"]}, gpu=True, mmproj=projector
     )
