@@ -12,8 +12,9 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,20 @@ async def family_gone(mark: str, within: float) -> list[psutil.Process]:
     return left
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a command of modeld left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its standard output, decoded."""
+        return json.loads(self.out)
+
+
 class Daemon:
     """A started `modeld serve`; `url` is its base address, e.g. http://127.0.0.1:40123."""
 
@@ -80,14 +95,80 @@ class Daemon:
                 self._news.clear()
                 await self._news.wait()
 
-    async def admin(self, method: str, path: str) -> Any:
+    async def admin(self, method: str, path: str, body: Any = None) -> Any:
         """Call the admin socket and return the decoded answer (the last line of a stream)."""
         connector = aiohttp.UnixConnector(str(self.state_dir / "admin.sock"))
         async with (
             aiohttp.ClientSession("http://admin", connector=connector) as session,
-            session.request(method, path) as response,
+            session.request(method, path, json=body) as response,
         ):
             return json.loads((await response.text()).strip().splitlines()[-1])
+
+    async def ctl(self, *args: str, within: float = 60.0) -> Said:
+        """Run `modeld ctl` as the owner does, and return what it said."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "modeld",
+            "ctl",
+            *args,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "MODELD_STATE_DIR": str(self.state_dir), MARK: self.mark, "COLUMNS": "1000"},
+        )
+        try:
+            async with asyncio.timeout(within):
+                out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode is not None
+        return Said(process.returncode, out.decode(), err.decode())
+
+    @property
+    def file(self) -> Path:
+        """Its configuration file."""
+        return self.folder / "modeld.yaml"
+
+    def write(self, config: Mapping[str, Any], file: Path | None = None) -> Path:
+        """Write a configuration, its own or another file's, in one step as editors do; return the file."""
+        document = {"listen": {"host": "127.0.0.1", "port": 0}, "state_dir": str(self.state_dir), **config}
+        return write_atomically(file or self.file, json.dumps(document))  # JSON is YAML
+
+    async def metrics(self) -> dict[str, float]:
+        """Scrape the metrics: values by name and labels, as they are written."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as response:
+            lines = [line for line in (await response.text()).splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    async def events(self) -> list[dict[str, Any]]:
+        """Return the kept events, oldest first."""
+        connector = aiohttp.UnixConnector(str(self.state_dir / "admin.sock"))
+        async with (
+            aiohttp.ClientSession("http://admin", connector=connector) as session,
+            session.get("/events") as response,
+        ):
+            return [json.loads(line) for line in (await response.text()).splitlines()]
+
+    async def pid_of(self, name: str) -> int | None:
+        """Return the pid of a model's worker, None when there is none."""
+        pid: int | None = (await self.model(name))["pid"]
+        return pid
+
+    async def until_status(
+        self, name: str, test: Callable[[dict[str, Any]], bool], within: float = 30.0
+    ) -> dict[str, Any]:
+        """Wait until a model's status passes a test, and return it."""
+        status: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(within):
+                while not test(status := await self.model(name)):
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(f"{name} did not come to it: {status}\n" + "\n".join(self.lines)) from None
+        return status
 
     async def model(self, name: str) -> dict[str, Any]:
         """Return one model's status."""
@@ -157,6 +238,14 @@ class Daemon:
         self._news.set()
 
 
+def write_atomically(file: Path, text: str) -> Path:
+    """Put a text into a file so that no reader sees a part of it."""
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(text)
+    new.replace(file)
+    return file
+
+
 async def launch(
     folder: Path,
     args: Sequence[str],
@@ -195,6 +284,20 @@ async def running(
     document = {"listen": {"host": "127.0.0.1", "port": 0}, "state_dir": str(folder / "state"), **config}
     file.write_text(json.dumps(document))  # JSON is YAML
     daemon = await launch(folder, ["--config", str(file), *args], env)
+    async with _to_its_end(daemon, family_must_go=family_must_go):
+        yield daemon
+
+
+@asynccontextmanager
+async def resumed(folder: Path) -> AsyncIterator[Daemon]:
+    """Run a daemon without a configuration file, in the state directory of an earlier one."""
+    args = ["--state-dir", str(folder / "state"), "--host", "127.0.0.1", "--port", "0"]
+    async with _to_its_end(await launch(folder, args), family_must_go=True) as daemon:
+        yield daemon
+
+
+@asynccontextmanager
+async def _to_its_end(daemon: Daemon, *, family_must_go: bool) -> AsyncIterator[Daemon]:
     try:
         line = await daemon.line("modeld listens on ")
         daemon.url = line.removeprefix("modeld listens on ").removesuffix("/v1")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,12 +37,25 @@ class Reader:
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.answer = Answer(response.status)
+        self.close = response.close
         self._content = response.content
         self._rest = b""
 
     async def until_text(self) -> Answer:
         """Read until the first text has come."""
         while not self.answer.text:
+            self._take(await self._content.readany())
+        return self.answer
+
+    async def until_more(self, than: int = 0) -> Answer:
+        """Read until the text is longer than so many characters."""
+        while len(self.answer.text) <= than:
+            self._take(await self._content.readany())
+        return self.answer
+
+    async def until_comments(self, count: int) -> Answer:
+        """Read until so many comments have come."""
+        while self.answer.comments < count:
             self._take(await self._content.readany())
         return self.answer
 
@@ -72,11 +87,27 @@ def take(part: bytes, answer: Answer) -> None:
             answer.chunks.append(payload)
 
 
+def _asked(model: str, prompt: str, more: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": True, **more}
+
+
+@asynccontextmanager
+async def opened(
+    session: aiohttp.ClientSession, url: str, model: str, prompt: str = "Tell me a story", **more: Any
+) -> AsyncIterator[Reader]:
+    """Open a chat stream; leaving the context closes its connection, as a client does that goes away."""
+    async with session.post(f"{url}/v1/chat/completions", json=_asked(model, prompt, more)) as response:
+        try:
+            yield Reader(response)
+        finally:
+            response.close()
+
+
 async def chat(
     session: aiohttp.ClientSession, url: str, model: str, prompt: str = "Tell me a story", **more: Any
 ) -> Answer:
     """Stream a chat request to its end."""
-    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": True, **more}
+    body = _asked(model, prompt, more)
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
             return Answer(response.status, error=(await response.json())["error"])

@@ -122,6 +122,7 @@ class Deployment:
         """
         self._down = stay
         self._order = None
+        self._keep_alive_s = None
         self._target = 0
         for replica in self.replicas:
             replica.unwant(cause, words, drain_s)
@@ -206,7 +207,7 @@ class Deployment:
         """Take a request's own keep-alive (seconds, infinity for never); None says nothing.
 
         Precedence: a pin, then the latest request that said so, then the model's setting, then the
-        configuration's.
+        configuration's. What a request says holds until the model is unloaded: a 0 ends one life, not each.
         """
         if seconds is not None:
             self._keep_alive_s = seconds
