@@ -83,9 +83,10 @@ class Plan:
     """What to do now.
 
     `victims`: for each claim that waits for replicas to go, which ones: those in flight, and those already
-    leaving. `waits`: for each claim that does not start, a sentence why. `refusals`: for each claim whose
-    waiting cannot end by itself, why (a claim may be in both); the owner of an EVER refusal gives up, that of
-    an active claim tells its requests. Every claim is in `starts`, or in `waits`.
+    leaving; for one that stands behind claims that came later, those in its way. `waits`: for each claim that
+    does not start, a sentence why. `refusals`: for each claim whose waiting cannot end by itself, why (a
+    claim may be in both); the owner of an EVER refusal gives up, that of an active claim tells its requests.
+    Every claim is in `starts`, or in `waits`.
     """
 
     starts: tuple[Start, ...] = ()
@@ -105,6 +106,7 @@ def plan(view: View) -> Plan:
     books = Books(view.spaces, view.holdings)
     turns = Turns(books, view.cores)
     draft = _Draft()
+    latest = 0
     for claim in _in_order(view, books):
         if view.sizing and not claim.active:
             draft.waits[claim.replica] = "waits until the size of every model is known"
@@ -119,6 +121,8 @@ def plan(view: View) -> Plan:
         place = search(books, what)
         if place is None:
             _refuse(draft, books, claim)
+            if claim.since < latest and claim.active and claim.replica not in draft.refusals:
+                draft.victims[claim.replica] = _in_the_way(view, draft, what)
         elif place.leavers:
             _make_room(draft, books, claim, place)
         elif blocker := turns.blocker(place.devices):
@@ -127,6 +131,7 @@ def plan(view: View) -> Plan:
             draft.waits[claim.replica] = f"waits for its turn: {blocker}"
         else:
             _start(draft, books, turns, claim, place)
+        latest = max(latest, claim.since) if claim.active else latest
     return Plan(tuple(draft.starts), tuple(draft.evictions), draft.victims, draft.waits, draft.refusals)
 
 
@@ -139,6 +144,8 @@ class _Draft:
     victims: dict[str, frozenset[str]] = field(default_factory=dict)
     waits: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    alone: Books | None = None
+    """The view without any claim; made when it is needed."""
 
 
 def _start(draft: _Draft, books: Books, turns: Turns, claim: Claim, place: Place) -> None:
@@ -157,6 +164,22 @@ def _refuse(draft: _Draft, books: Books, claim: Claim) -> None:
         draft.refusals[claim.replica] = refusal
 
 
+def _in_the_way(view: View, draft: _Draft, what: Search) -> frozenset[str]:
+    """Say who would go for a claim that stands behind others that came later, if it were first.
+
+    They are not sent away for it, but what they serve meanwhile overtakes it, and that has to be counted:
+    else claims of a higher priority could go before it for ever.
+    """
+    if draft.alone is None:
+        draft.alone = Books(view.spaces, view.holdings)
+    place = search(draft.alone, what)
+    return _victims(place.leavers) if place is not None else frozenset()
+
+
+def _victims(leavers: Iterable[Entry]) -> frozenset[str]:
+    return frozenset(entry.key for entry in leavers if entry.phase is not LOADING)
+
+
 def _make_room(draft: _Draft, books: Books, claim: Claim, place: Place) -> None:
     """Keep the place, and send away those who may go at once."""
     loading = any(entry.phase is LOADING for entry in place.leavers)
@@ -170,9 +193,7 @@ def _make_room(draft: _Draft, books: Books, claim: Claim, place: Place) -> None:
             sent.add(entry.key)
             reason = f"{entry.model} makes room for {claim.model}, which needs {need}"
             draft.evictions.append(Eviction(entry.key, claim.replica, reason))
-    draft.victims[claim.replica] = frozenset(
-        entry.key for entry in place.leavers if entry.phase is not LOADING
-    )
+    draft.victims[claim.replica] = _victims(place.leavers)
     draft.waits[claim.replica] = f"needs {need}: waits for {_named(place.leavers, sent)}"
     books.speak_for(claim.model, place.devices, place.leavers)
 
