@@ -10,7 +10,9 @@ import pytest
 from modeld.errors import ModelFailed, Overloaded
 from modeld.ids import LOCAL
 from modeld.protocol.tasks import ChatTask, Message
+from modeld.supervisor.admission import BACKGROUND_EVERY, Priority
 from modeld.supervisor.deployment import Deployment
+from modeld.supervisor.pool import Pool
 from modeld.supervisor.scaling import Scaling
 from modeld.supervisor.states import State
 from tests.component.supervisor.conftest import Pools, answer, ask, deployment, read, replica, spec, until

@@ -1,0 +1,212 @@
+"""Ten models, room for three, and everything at once: what must hold whatever the order of things.
+
+The pool is the real one; only the processes are not there. What happens next is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from modeld.errors import ModelFailed, ModelUnavailable, WorkerDied
+from modeld.hardware.machine import HOST
+from modeld.supervisor.pool import Pool
+from modeld.supervisor.restart import RestartPolicy
+from modeld.supervisor.scheduler import OVERTAKES
+from modeld.supervisor.spec import ModelSpec
+from modeld.supervisor.states import State
+from modeld.supervisor.tickets import Ticket, Tickets
+from tests.component.supervisor.conftest import Pools, ask, read, spec
+from tests.fakes.machine import GIB
+from tests.fakes.supervision import Recorder
+from tests.fakes.worker_link import text_of
+from tests.fakes.workers import Workers
+
+NAMES = "abcdefghij"
+ROOM = 3
+SLOTS = 2
+FORGIVING = RestartPolicy(budget=1_000_000, base_s=0.0, cap_s=0.0)
+
+
+class Traffic:
+    """Draws what happens, and checks after each step what must hold."""
+
+    def __init__(self, pool: Pool, workers: Workers, seed: int) -> None:
+        self.pool = pool
+        self.workers = workers
+        self.random = random.Random(seed)
+        self.outcomes: Counter[str] = Counter()
+        self.open: dict[int, asyncio.Task[None]] = {}
+        self.asked = 0
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self, steps: int) -> None:
+        """Do so many steps, then let everything come to its end."""
+        async with asyncio.TaskGroup() as self._group:
+            for _ in range(steps):
+                self.step()
+                self.check()
+                for _ in range(self.random.randrange(8)):
+                    await asyncio.sleep(0)
+            # Nothing new comes: everybody who waits must be answered, without any further help but answers.
+            async with asyncio.timeout(60):
+                while self.open:
+                    self.finish_calls(1.0)
+                    self.check()
+                    await asyncio.sleep(0)
+
+    def step(self) -> None:
+        """Let one thing happen."""
+        match self.random.choices(["ask", "finish", "leave", "die", "unload", "load"], [300, 600, 30, 20, 1, 10])[
+            0
+        ]:
+            case "ask" if len(self.open) < 60:
+                self.ask()
+            case "finish":
+                self.finish_calls(0.5)
+            case "leave" if self.open:
+                self.random.choice(list(self.open.values())).cancel()
+            case "die" if self.workers.running:
+                self.random.choice(self.workers.running).die()
+            case "unload":
+                self.background(self.pool.unload(self.random.choice(NAMES)))
+            case "load":
+                self.background(self.pool.load(self.random.choice(NAMES)))
+
+    def ask(self) -> None:
+        """Send a request, mostly for a model that is asked for often."""
+        name = self.random.choice(NAMES[:4] if self.random.random() < 0.6 else NAMES)
+        self.asked += 1
+        number = self.asked
+        assert self._group is not None
+        task = self.open[number] = self._group.create_task(self.one(name))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self.open[number]
+            if task.cancelled():
+                self.outcomes["left"] += 1
+
+        task.add_done_callback(ended)
+
+    async def one(self, name: str) -> None:
+        """One request: it ends in exactly one way."""
+        try:
+            async with ask(self.pool, name) as stream:
+                text = text_of(await read(stream))
+            assert text == "ok"
+            self.outcomes["answered"] += 1
+        except (WorkerDied, ModelFailed, ModelUnavailable) as error:
+            self.outcomes[error.code] += 1
+
+    def background(self, doing: object) -> None:
+        """Ask for something as the owner, and take whatever comes of it."""
+
+        async def take() -> None:
+            try:
+                async with asyncio.timeout(0.05):
+                    await doing  # type: ignore[misc]  # a coroutine of the pool
+            except (ModelFailed, ModelUnavailable, TimeoutError):
+                pass
+
+        assert self._group is not None
+        self._group.create_task(take())
+
+    def finish_calls(self, share: float) -> None:
+        """End some of the calls that run."""
+        for worker in self.workers.running:
+            for call in worker.calls:
+                if not call.over.done() and self.random.random() < share:
+                    call.end()
+            worker.calls = [call for call in worker.calls if not call.over.done()]
+
+    def check(self) -> None:
+        """Check what holds at every moment."""
+        assert sum(self.pool.memory.held(HOST).values()) <= ROOM * GIB
+        assert len(self.workers.running) <= ROOM
+        counts = Counter(worker.spec.name for worker in self.workers.running if worker.spec is not None)
+        assert not counts or counts.most_common(1)[0][1] == 1
+        for worker in self.workers.running:
+            assert worker.open_calls <= SLOTS
+
+
+def models() -> list[ModelSpec]:
+    """Return models of one GiB each; every third is eager, the others come on demand."""
+    return [
+        spec(name, footprint=GIB, on_demand=index % 3 != 0, max_queue=1000)
+        for index, name in enumerate(NAMES)
+    ]
+
+
+@pytest.mark.parametrize(("seed", "steps"), [(1, 10_000), (2, 2_000), (3, 2_000), (4, 2_000)])
+async def test_random_traffic_is_answered_within_the_memory(pools: Pools, seed: int, steps: int) -> None:
+    """Never over capacity, one worker a model; every request ends exactly once, and all do in the end."""
+    workers, observer = Workers(slots=SLOTS, load_steps=3), Recorder()
+    async with pools(
+        models(),
+        capacity=ROOM * GIB,
+        workers=workers,
+        observer=observer,
+        policy=FORGIVING,
+        drain_s=0.5,
+    ) as pool:
+        traffic = Traffic(pool, workers, seed)
+        await traffic.run(steps)
+        assert sum(traffic.outcomes.values()) == traffic.asked
+        assert traffic.outcomes["answered"] > traffic.asked / 2
+        for status in pool.statuses():
+            assert (status.in_flight, status.queued) == (0, 0)
+        assert len(observer.evictions) > 10
+        # What is left is at rest: nobody loads for nobody.
+        await pool.settled()
+        eager = {name for index, name in enumerate(NAMES) if index % 3 == 0}
+        for status in pool.statuses():
+            assert status.state in (State.READY, State.STOPPED) or status.name in eager
+
+
+async def test_nobody_starves(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under endless requests for other models, OVERTAKES later requests are the most that go before one."""
+    granted: list[Ticket] = []
+    hold = Tickets.hold
+
+    def spy(self: Tickets, ticket: Ticket, replica: object) -> None:
+        granted.append(ticket)
+        hold(self, ticket, replica)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tickets, "hold", spy)
+    workers = Workers(slots=SLOTS, load_steps=2)
+    async with (
+        asyncio.timeout(60),
+        pools(models(), capacity=ROOM * GIB, workers=workers) as pool,
+        asyncio.TaskGroup() as group,
+    ):
+        done = False
+
+        async def flood(name: str) -> None:
+            while not done:
+                async with ask(pool, name) as stream:
+                    await read(stream)
+
+        async def serve() -> None:
+            while not done:
+                for worker in workers.running:
+                    for call in worker.calls:
+                        call.end()
+                    worker.calls.clear()
+                await asyncio.sleep(0)
+
+        group.create_task(serve())
+        for name in "abcabcabc":
+            group.create_task(flood(name))
+        for _ in range(300):
+            await asyncio.sleep(0)
+        for name in "ghi":
+            before = len(granted)
+            async with ask(pool, name) as stream:
+                (mine,) = pool._deployments[name].tickets._waiting
+                assert text_of(await read(stream)) == "ok"
+            later = [ticket for ticket in granted[before : granted.index(mine)] if ticket.seq > mine.seq]
+            assert len(later) <= OVERTAKES
+        done = True
