@@ -64,7 +64,7 @@ def measure(name: str, view: View) -> None:
         begun = time.perf_counter()
         plan(view)
         spent.append(time.perf_counter() - begun)
-    print(f"{name:<62} {statistics.median(spent) * 1000:7.2f} ms  (worst {max(spent) * 1000:.2f} ms)")
+    print(f"{name:<46} best {min(spent) * 1000:6.2f} ms, median {statistics.median(spent) * 1000:6.2f} ms")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ calling it twice, or after a missed change, does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modeld.supervisor.books import LEAVING, LOADING, Books, Entry
@@ -20,6 +20,10 @@ OVERTAKES = 16
 """Requests that may go before a waiting claim's oldest request although they came later: the bound of
 unfairness. A model that others wait for goes on serving until so many have overtaken; then it is closed.
 """
+
+
+COUNTED = 8
+"""Claims that stand behind others and are told who is in their way, those that wait longest."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Plan:
     """What to do now.
 
     `victims`: for each claim that waits for replicas to go, which ones: those in flight, and those already
-    leaving; for one that stands behind claims that came later, those in its way. `waits`: for each claim that
+    leaving; for the oldest that stand behind other claims, those in their way. `waits`: for each claim that
     does not start, a sentence why. `refusals`: for each claim whose waiting cannot end by itself, why (a
     claim may be in both); the owner of an EVER refusal gives up, that of an active claim tells its requests.
     Every claim is in `starts`, or in `waits`.
@@ -106,23 +110,13 @@ def plan(view: View) -> Plan:
     books = Books(view.spaces, view.holdings)
     turns = Turns(books, view.cores)
     draft = _Draft()
-    latest = 0
     for claim in _in_order(view, books):
         if view.sizing and not claim.active:
             draft.waits[claim.replica] = "waits until the size of every model is known"
             continue
-        what = Search(
-            claim.demand,
-            evict=claim.active,
-            prefer=claim.victims,
-            model=claim.model,
-            shun=turns.taken if claim.active else (),
-        )
-        place = search(books, what)
+        place = search(books, _search(claim, turns.taken))
         if place is None:
             _refuse(draft, books, claim)
-            if claim.since < latest and claim.active and claim.replica not in draft.refusals:
-                draft.victims[claim.replica] = _in_the_way(view, draft, what)
         elif place.leavers:
             _make_room(draft, books, claim, place)
         elif blocker := turns.blocker(place.devices):
@@ -131,7 +125,7 @@ def plan(view: View) -> Plan:
             draft.waits[claim.replica] = f"waits for its turn: {blocker}"
         else:
             _start(draft, books, turns, claim, place)
-        latest = max(latest, claim.since) if claim.active else latest
+    _count_overtaking(draft, view)
     return Plan(tuple(draft.starts), tuple(draft.evictions), draft.victims, draft.waits, draft.refusals)
 
 
@@ -144,8 +138,6 @@ class _Draft:
     victims: dict[str, frozenset[str]] = field(default_factory=dict)
     waits: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    alone: Books | None = None
-    """The view without any claim; made when it is needed."""
 
 
 def _start(draft: _Draft, books: Books, turns: Turns, claim: Claim, place: Place) -> None:
@@ -164,16 +156,31 @@ def _refuse(draft: _Draft, books: Books, claim: Claim) -> None:
         draft.refusals[claim.replica] = refusal
 
 
-def _in_the_way(view: View, draft: _Draft, what: Search) -> frozenset[str]:
-    """Say who would go for a claim that stands behind others that came later, if it were first.
+def _search(claim: Claim, shun: Collection[int] = ()) -> Search:
+    return Search(claim.demand, claim.active, claim.victims, claim.model, shun if claim.active else ())
+
+
+def _count_overtaking(draft: _Draft, view: View) -> None:
+    """Name who would go for each claim that stands behind others, if it were first.
 
     They are not sent away for it, but what they serve meanwhile overtakes it, and that has to be counted:
     else claims of a higher priority could go before it for ever.
     """
-    if draft.alone is None:
-        draft.alone = Books(view.spaces, view.holdings)
-    place = search(draft.alone, what)
-    return _victims(place.leavers) if place is not None else frozenset()
+    behind = [
+        claim
+        for claim in view.claims
+        if claim.active
+        and claim.replica in draft.waits
+        and claim.replica not in draft.victims
+        and claim.replica not in draft.refusals
+    ]
+    if not behind:
+        return
+    books = Books(view.spaces, view.holdings)
+    for claim in sorted(behind, key=lambda claim: (claim.since, claim.model, claim.replica))[:COUNTED]:
+        place = search(books, _search(claim))
+        if place is not None and place.leavers:
+            draft.victims[claim.replica] = _victims(place.leavers)
 
 
 def _victims(leavers: Iterable[Entry]) -> frozenset[str]:
