@@ -59,6 +59,7 @@ class Deployment:
         self._generation = generation
         self._target = 0
         self._down = False
+        self._held = False
         self._order: int | None = None
         self._forced = False
         self._passive = False
@@ -98,6 +99,16 @@ class Deployment:
         """Come up as configured at the daemon's start: an eager model takes what memory is free."""
         if not self.spec.on_demand and self.spec.scaling.initial:
             self._set_target(self.spec.scaling.initial)
+
+    def hold(self) -> None:
+        """Start nothing before `release`, whoever asks: the one that this one replaces has to go first."""
+        self._held = True
+        self._publish()
+
+    def release(self) -> None:
+        """Start what has been asked for meanwhile."""
+        self._held = False
+        self._set_target(self._target)
 
     def load(self, *, force: bool = False, passive: bool = False) -> None:
         """Come up: the owner's order. A FAILED model gets a new chance, one in BACKOFF tries now.
@@ -464,7 +475,7 @@ class Deployment:
     def _set_target(self, count: int, *, anew: bool = False) -> None:
         """Have `count` replicas; with `anew` also those that failed or are in backoff start over."""
         self._target = count
-        for index in range(count):
+        for index in range(0 if self._held else count):
             replica = self._replica(index)
             if anew or not replica.wanted:
                 replica.want()
@@ -523,6 +534,8 @@ class Deployment:
             message = f"{ready} of {max(self._target, 1)} replicas are ready; {message}"
         if lead.state is State.STOPPED and cause == "start":
             message = "not loaded yet: the first request loads it" if self._by_request else message
+        if self._held:
+            message = "the worker that it replaces ends first"
         size = nearest.size
         fields: dict[str, Any] = {
             "run_id": lead.run_id,

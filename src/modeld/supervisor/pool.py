@@ -328,10 +328,14 @@ class Pool:
         """Stop the old one first; whoever asks meanwhile waits for the new one."""
         awake = old.wanted
         new = self._deploy(spec)
-        self._deployments[spec.name] = new
-        self._index()
-        new.adopt(old)
-        await self._retire(old, "replaced", "replaced by its new configuration")
+        new.hold()
+        try:
+            self._deployments[spec.name] = new
+            self._index()
+            new.adopt(old)
+            await self._retire(old, "replaced", "replaced by its new configuration")
+        finally:
+            new.release()
         if awake and not new.wanted:
             new.load()
         elif not new.wanted:
