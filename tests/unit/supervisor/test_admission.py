@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
-from modeld.supervisor.admission import Priority, Situation, Verdict, decide, next_in_line
+from modeld.supervisor.admission import BACKGROUND_EVERY, Priority, Situation, Verdict, decide, next_in_line
 from modeld.supervisor.states import State
 
 situations = st.builds(
@@ -64,6 +64,37 @@ def test_the_line_is_first_come_first_served_within_a_priority(waiting: list[Pri
         served.append(line.pop(at))
     assert not line
     assert served == sorted(enumerate(waiting), key=lambda pair: (pair[1], pair[0]))
+
+
+@given(st.lists(st.sampled_from(Priority), max_size=12), st.integers(0, 20))
+def test_background_work_is_due_after_so_many_interactive_requests(
+    waiting: list[Priority], passed: int
+) -> None:
+    """Then the oldest background request is next; where none waits, nothing changes."""
+    at = next_in_line(tuple(waiting), passed)
+    if passed >= BACKGROUND_EVERY and Priority.BACKGROUND in waiting:
+        assert at == waiting.index(Priority.BACKGROUND)
+    else:
+        assert at == next_in_line(tuple(waiting))
+
+
+@given(st.lists(st.booleans(), min_size=30, max_size=60))
+def test_a_batch_gets_on_behind_a_chat_that_never_pauses(arrivals: list[bool]) -> None:
+    """However the interactive requests come, of any nine that go in one is background while some wait."""
+    waiting = [Priority.BACKGROUND] * 3
+    passed = 0
+    gone: list[Priority] = []
+    for more in arrivals:
+        waiting.append(Priority.INTERACTIVE)
+        if more:
+            waiting.append(Priority.INTERACTIVE)
+        at = next_in_line(tuple(waiting), passed)
+        assert at is not None
+        priority = waiting.pop(at)
+        gone.append(priority)
+        passed = passed + 1 if priority is Priority.INTERACTIVE else 0
+    assert gone[:BACKGROUND_EVERY] == [Priority.INTERACTIVE] * BACKGROUND_EVERY
+    assert gone[: 3 * (BACKGROUND_EVERY + 1)].count(Priority.BACKGROUND) == 3
 
 
 class Queue(RuleBasedStateMachine):
