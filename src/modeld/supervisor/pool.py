@@ -48,6 +48,12 @@ def _settled(deployment: Deployment, status: Status) -> bool:
     return waits or status.state in (State.READY, State.FAILED)
 
 
+async def _end_of(deployment: Deployment) -> Status:
+    # A FAILED model that is wanted has just been asked to try again.
+    now = not (deployment.wanted and deployment.status.state is State.FAILED)
+    return await deployment.until(partial(_settled, deployment), now=now)
+
+
 class Pool:
     """The models of one daemon, as an `async with`: entering starts them, leaving stops them."""
 
@@ -198,9 +204,7 @@ class Pool:
     async def settled(self) -> None:
         """Wait until no model is on its way any more: each is READY, FAILED, STOPPED, or waits for memory."""
         for deployment in list(self._deployments.values()):
-            # A FAILED model that is wanted has just been asked to try again.
-            now = not (deployment.wanted and deployment.status.state is State.FAILED)
-            await deployment.until(partial(_settled, deployment), now=now)
+            await _end_of(deployment)
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -270,9 +274,8 @@ class Pool:
         self._deployment(name).load(passive=True)
 
     async def came_up(self, name: str) -> Status:
-        """Wait for what became of a model that was added: READY, FAILED, STOPPED, or waiting for memory."""
-        deployment = self._deployment(name)
-        return await deployment.until(partial(_settled, deployment))
+        """Wait for what became of a model: READY, FAILED, STOPPED, or waiting for memory. Raises NotFound."""
+        return await _end_of(self._deployment(name))
 
     def update(self, spec: ModelSpec) -> None:
         """Give a model settings that need no new worker. Raises NotFound."""
