@@ -82,18 +82,22 @@ class Daemon:
         return self.process.pid
 
     async def line(self, words: str) -> str:
-        """Wait for an output line with these words; raises with all output when the daemon ends first."""
+        """Wait for an output line with these words; raises with all output when none comes."""
         seen = 0
-        async with asyncio.timeout(START_S):
-            while True:
-                while seen < len(self.lines):
-                    if words in self.lines[seen]:
-                        return self.lines[seen]
-                    seen += 1
-                if self._reading.done():
-                    raise AssertionError(f"no line with {words!r}:\n" + "\n".join(self.lines))
-                self._news.clear()
-                await self._news.wait()
+        try:
+            async with asyncio.timeout(START_S):
+                while True:
+                    while seen < len(self.lines):
+                        if words in self.lines[seen]:
+                            return self.lines[seen]
+                        seen += 1
+                    if self._reading.done():
+                        break
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        raise AssertionError(f"no line with {words!r}:\n" + "\n".join(self.lines))
 
     async def admin(self, method: str, path: str, body: Any = None) -> Any:
         """Call the admin socket and return the decoded answer (the last line of a stream)."""
@@ -171,9 +175,10 @@ class Daemon:
         return status
 
     async def model(self, name: str) -> dict[str, Any]:
-        """Return one model's status."""
+        """Return one model's status; that of a model which is not there has no name and no state."""
         models = (await self.admin("GET", "/status"))["models"]
-        return next(model for model in models if model["name"] == name)
+        absent = {"name": None, "state": None, "pid": None, "in_flight": 0, "queued": 0}
+        return next((model for model in models if model["name"] == name), absent)
 
     async def until(self, name: str, *states: str, within: float = 60.0) -> dict[str, Any]:
         """Wait until a model is in one of `states`, and return its status."""
