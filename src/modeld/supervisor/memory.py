@@ -198,6 +198,12 @@ class Memory:
         That raises LoadFailed (permanent) when the demand can never fit. Cancelling withdraws the claim.
         """
         waiting = _Waiting(owner, demand, asyncio.get_running_loop().create_future())
+        standing = owner.standing()
+        if standing.active:
+            # The decision takes a look at the machine first; what others do meanwhile counts already.
+            waiting.since = standing.since
+            found = self.would(demand)
+            waiting.victims = found.victims if isinstance(found, Found) else frozenset()
         self._claims[owner.key] = waiting
         self.changed()
         return self._promised(waiting)
@@ -355,6 +361,8 @@ class Memory:
             busy = lease.owner.usage().in_flight > 0
             self._evict(lease, eviction.reason, "forced" if busy else "memory")
         for key, waiting in list(self._claims.items()):
+            if waiting.promised.done():
+                continue
             waiting.victims = plan.victims.get(key, frozenset())
             refusal = plan.refusals.get(key)
             if refusal is not None and refusal.never is Never.EVER:
@@ -377,6 +385,8 @@ class Memory:
         now = self._clock.monotonic()
         claims = []
         for key, waiting in self._claims.items():
+            if waiting.promised.done():
+                continue  # withdrawn; its owner takes it away when it is its turn
             standing = waiting.owner.standing()
             if not standing.active or waiting.since != standing.since:
                 waiting.since = standing.since
