@@ -156,11 +156,12 @@ class Deployment:
         """Take new settings that need no new worker."""
         eager = self.spec.on_demand and not spec.on_demand
         self.spec = spec
+        target = self._target
         if eager and not self._down:
-            self._set_target(max(self._target, spec.scaling.initial, 1))
-        elif self._target:
+            target = max(target, spec.scaling.initial, 1)
+        if target:
             low, high = max(spec.scaling.minimum, 1), spec.scaling.maximum
-            self._set_target(min(max(self._target, low), high))
+            self._set_target(min(max(target, low), high))
         self._schedule()
         self._admit()
         self._world.memory.changed()
@@ -212,6 +213,8 @@ class Deployment:
         else:
             self._grant(ticket, replica)
             self.tickets.hold(ticket, replica)
+            if not self.spec.scaling.fixed:
+                self._schedule()
         return ticket
 
     def keep_alive(self, seconds: float | None) -> None:
@@ -240,7 +243,7 @@ class Deployment:
             self._admit()
         if self._world.memory.contended:
             self._world.memory.changed()
-        if not self.tickets.in_flight:
+        if not self.tickets.in_flight or not self.spec.scaling.fixed:
             self._schedule()
 
     def reopen(self) -> None:
