@@ -55,6 +55,8 @@ class Deployment:
         self.spec = spec
         self.tickets = Tickets()
         self.ring = LogRing(world.clock)
+        self.successor: Deployment | None = None
+        """Who has taken over its requests, and takes those that come back to it."""
         self._world = world
         self._generation = generation
         self._target = 0
@@ -253,6 +255,7 @@ class Deployment:
 
     def adopt(self, other: Deployment) -> None:
         """Take over the requests that wait for the model this one replaces."""
+        other.successor = self
         other.tickets.hand_over(self.tickets, self)
         if self.tickets.queued:
             self._called_for()

@@ -101,8 +101,10 @@ class Stream:
             before = self._ticket
             assert before is not None
             self._leave()
-            # The queue may have passed to the deployment that replaces the first one.
+            # The queue may have passed to the deployment that replaces the first one, as may the model itself.
             home = before.home if isinstance(before.home, Deployment) else self._deployment
+            while home.successor is not None:
+                home = home.successor
             self._ticket = home.enter(self._priority, self._affinity, before.seq)
             return []
         if events:
