@@ -14,7 +14,7 @@ from tests.harness.daemon import Daemon, Said, resumed, running
 from tests.harness.models import fake, llama
 from tests.harness.sse import chat, opened
 from tests.harness.talk import SCRIPT, talking, whole
-from tests.harness.workers import MIB
+from tests.harness.workers import MIB, watched, workers_of
 
 TALKER = fake("talker", **SCRIPT)
 """The model that no change touches."""
@@ -230,21 +230,21 @@ async def test_blue_green_keeps_streams_where_they_are(short_dir: Path) -> None:
     """A stream that runs on the old model goes on there to its end, while new requests are answered by the
     new one; then the old process is gone.
     """
-    tokens = 300
+    tokens = 200
     slow = fake("b", tokens=tokens, token_delay=0.01)
     async with running(short_dir, config(slow)) as daemon, aiohttp.ClientSession() as session:
         old = (await daemon.until("b", "ready"))["pid"]
         async with asyncio.timeout(60), opened(session, daemon.url, "b") as stream:
             await stream.until_text()
             daemon.write(config(fake("b", reply="new")))
-            changing = asyncio.ensure_future(daemon.ctl("reload", "--json"))
+            daemon.signal(signal.SIGHUP)
             await daemon.until_status("b", lambda status: status["pid"] != old)
             assert await reply(daemon, "b") == "new"
             answer = await stream.to_end()
             assert answer.done
             assert answer.text == whole(tokens)
-            assert "took over" in outcome(await changing, "b")
-        assert [child.pid for child in daemon.children("modeld.worker")] == [await daemon.pid_of("b")]
+            await daemon.line("b: replaced: the new one took over when it was ready")
+        assert [worker.pid for worker in workers_of(daemon.pid)] == [await daemon.pid_of("b")]
 
 
 @pytest.mark.parametrize("why", ["no room", "as asked"])
@@ -252,31 +252,41 @@ async def test_stop_start_when_both_do_not_fit_or_the_owner_says_so(short_dir: P
     """The old model ends first: its stream finishes, requests that come meanwhile wait for the new one, and
     the owner is told why. Two of the model are never there at once.
     """
-    memory = 150 * MIB
-    budget = {"memory": {"ram": 250 * MIB}} if why == "no room" else {}
-    old = fake("b", tokens=100, token_delay=0.01, memory=memory)
-    new = fake("b", reply="new", memory=memory)
-    args = [] if why == "no room" else ["--replace-strategy", "stop_start"]
+    memory, tokens = 150 * MIB, 200
+    strict = {"memory": {"ram": 250 * MIB}} if why == "no room" else {"replace_strategy": "stop_start"}
     words = "both do not fit side by side" if why == "no room" else "stopped the old one first, as asked"
+    old = fake("b", tokens=tokens, token_delay=0.01, memory=memory)
     async with (
-        running(short_dir, config(old, **budget)) as daemon,
+        running(short_dir, config(old, **strict)) as daemon,
         aiohttp.ClientSession() as session,
         asyncio.timeout(60),
+        watched(daemon.pid) as seen,
     ):
         await daemon.until("b", "ready")
         async with opened(session, daemon.url, "b") as stream:
             await stream.until_text()
-            daemon.write(config(new, **budget))
-            changing = asyncio.ensure_future(daemon.ctl("reload", "--json", *args))
+            daemon.write(config(fake("b", reply="new", memory=memory), **strict))
+            daemon.signal(signal.SIGHUP)
             await daemon.line("draining: replaced by its new configuration; 1 open request may finish")
             meanwhile = asyncio.ensure_future(reply(daemon, "b"))
-            assert (await stream.to_end()).text == whole(100)
+            assert (await stream.to_end()).text == whole(tokens)
             assert await meanwhile == "new"
-            assert words in outcome(await changing, "b")
-        states = [event["state"] for event in await daemon.events() if event["kind"] == "state"]
-        at = [place for place, state in enumerate(states) if state == "loading"]
-        assert len(at) == 2
-        assert "stopped" in states[at[0] : at[1]]
+            await daemon.line(f"b: replaced: {words}")
+        assert seen.most == 1
+
+
+@pytest.mark.parametrize("strategy", ["blue_green", "stop_start"])
+async def test_the_owner_chooses_how_a_model_is_replaced(short_dir: Path, strategy: str) -> None:
+    """`--replace-strategy` goes before the configuration's, and the outcome says which way it went."""
+    other = {"blue_green": "stop_start", "stop_start": "blue_green"}[strategy]
+    words = {"blue_green": "took over when it was ready", "stop_start": "stopped the old one first, as asked"}
+    more = {"replace_strategy": other}
+    async with running(short_dir, config(fake("b"), **more)) as daemon, asyncio.timeout(60):
+        await daemon.until("b", "ready")
+        daemon.write(config(fake("b", reply="new"), **more))
+        said = await daemon.ctl("reload", "--replace-strategy", strategy, "--json")
+        assert words[strategy] in outcome(said, "b")
+        assert await reply(daemon, "b") == "new"
 
 
 async def test_a_new_model_that_does_not_come_up_leaves_the_old_one_in_place(short_dir: Path) -> None:
@@ -326,7 +336,8 @@ async def test_a_broken_file_changes_nothing_and_says_where(short_dir: Path) -> 
 
 async def test_a_model_in_use_is_renamed(short_dir: Path) -> None:
     """Its stream goes on to the end under the old name, which is unknown from then on; the new one serves."""
-    entry = fake("before", tokens=200, token_delay=0.01)
+    tokens = 150
+    entry = fake("before", tokens=tokens, token_delay=0.01)
     async with (
         running(short_dir, config(entry)) as daemon,
         aiohttp.ClientSession() as session,
@@ -336,14 +347,14 @@ async def test_a_model_in_use_is_renamed(short_dir: Path) -> None:
         async with opened(session, daemon.url, "before") as stream:
             await stream.until_text()
             daemon.write(config(entry | {"name": "after"}))
-            changing = asyncio.ensure_future(daemon.ctl("reload", "--json"))
-            await daemon.until_status("after", lambda status: status["state"] == "ready")
+            daemon.signal(signal.SIGHUP)
+            await daemon.until("after", "ready")
             assert await reply(daemon, "before") is None
             answer = await stream.to_end()
-            assert (answer.text, answer.done) == (whole(200), True)
-            assert done(await changing)["plan"]["removes"] == ["before"]
-        assert await reply(daemon, "after") == whole(200)
-        assert len(daemon.children("modeld.worker")) == 1
+            assert (answer.text, answer.done) == (whole(tokens), True)
+            await daemon.line("before: removed")
+        assert await reply(daemon, "after") == whole(tokens)
+        assert [worker.pid for worker in workers_of(daemon.pid)] == [await daemon.pid_of("after")]
 
 
 async def test_gateways_and_aliases_come_and_go_live(short_dir: Path) -> None:
@@ -375,4 +386,4 @@ async def test_gateways_and_aliases_come_and_go_live(short_dir: Path) -> None:
         assert await reply(daemon, "nick") is None
         assert await reply(daemon, "m", "team-x") is None
         assert await daemon.pid_of("m") == pid
-        assert len(daemon.children("modeld.worker")) == 1
+        assert [worker.pid for worker in workers_of(daemon.pid)] == [pid]
