@@ -1,7 +1,7 @@
 """The one writer of the memory ledger: who was promised what, who waits for it, and when to decide anew.
 
-Decisions are `scheduler.plan`'s. Here are the facts it decides on (looks at the machine, in a thread, never
-more often than needed) and the carrying out. Memory of a replica that has stopped is given to nobody before
+Decisions are `scheduler.plan`'s; here are the facts of claims and leases it decides on, and the carrying out.
+What the machine shows is `observation`'s. Memory of a replica that has stopped is given to nobody before
 it is seen free; after RETURN_S it is left to the looks, which then show it as used by somebody else.
 """
 
@@ -15,25 +15,19 @@ from typing import Any, Protocol
 
 from modeld.clock import Clock
 from modeld.errors import LoadFailed
-from modeld.hardware import host
-from modeld.hardware.machine import HOST, Condition, Device, Kind, Machine, Probe
+from modeld.hardware.machine import HOST, Condition, Device, Machine, Probe
 from modeld.supervisor import scheduler
+from modeld.supervisor.observation import FRESH_S, Charge, Limits, Measured, Observation
 from modeld.supervisor.placement import Demand, Found, Holding, Never, Phase, Refusal, Space, find, gib
 from modeld.supervisor.scheduler import OVERTAKES, Claim, Plan, View
 from modeld.telemetry.metrics import EvictionReason
 
 _log = logging.getLogger("modeld.supervisor")
 
-FRESH_S = 1.0
-"""Seconds a look at the machine stays good for a decision; also the pace of looks while somebody waits."""
-
 CALM_S = 60.0
 """Seconds between looks at GPUs that serve when nobody waits for memory; after as long without any worker
 there the driver is let go.
 """
-
-LOOK_LIMIT_S = 10.0
-"""Seconds a look may take: a driver that hangs must not hang the models that are well."""
 
 RETURN_S = 5.0
 """Seconds within which the memory of an ended worker must be seen free."""
@@ -44,28 +38,14 @@ RETURN_POLL_S = 0.05
 RETURNED_SHARE = 0.95
 """Part of what a worker's processes held that must be free again."""
 
-MARGIN = 0.05
-"""Added to a measured size: engines still grow a little after they are loaded."""
+MARGIN = 0.1
+"""Share added to a measured size: engines grow by about as much on their first prompt."""
 
 SIZING_S = 5.0
 """Seconds for which the size of one model may hold up the loads of the others."""
 
 _SEEN = (Never.OTHERS, Never.DEVICE)
 """Refusals that rest on a look at the machine."""
-
-WORTH_NAMING = 64 << 20
-"""Bytes of other programs that are worth a word in a refusal."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The owner's limits. `ram`, and `vram` of each GPU: bytes that models may take in all, None for what
-    there is. `headroom`: share of a device that is never given away; the system lives there.
-    """
-
-    ram: int | None = None
-    vram: int | None = None
-    headroom: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -134,15 +114,7 @@ class Lease:
     phase: Phase = Phase.LOADING
     held: Mapping[str, int] = field(default_factory=dict)
     """What counts now: the promise, and after loading the measurement."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A worker's process tree: its pids, resident bytes, and bytes on each GPU where the driver tells."""
-
-    pids: tuple[int, ...]
-    ram: int
-    gpus: Mapping[str, int]
+    explicit: bool = False
 
 
 @dataclass(eq=False)
@@ -173,9 +145,8 @@ class Memory:
 
         `evicted` and `overtook` are told of each eviction and overtaking, for the metrics.
         """
-        self._probe = probe
+        self._seen = Observation(probe, clock, limits)
         self._clock = clock
-        self._limits = limits
         self._cores = cores
         self._reopened = reopened
         self._evicted = evicted
@@ -184,11 +155,6 @@ class Memory:
         self._leases: dict[str, Lease] = {}
         self._sizing: dict[str, float] = {}
         self._dirty = asyncio.Event()
-        self._looking: asyncio.Lock = asyncio.Lock()
-        self._looked_at = float("-inf")
-        self._resting = False
-        self.machine = Machine(())
-        self._measured: dict[str, Measured] = {}
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -212,7 +178,8 @@ class Memory:
         try:
             return await waiting.promised
         except asyncio.CancelledError:
-            if waiting.promised.done() and not waiting.promised.cancelled():
+            done = waiting.promised.done() and not waiting.promised.cancelled()
+            if done and waiting.promised.exception() is None:
                 self.drop(waiting.promised.result())
             raise
         finally:
@@ -220,18 +187,14 @@ class Memory:
                 del self._claims[waiting.owner.key]
                 self.changed()  # who was held up by this claim goes on
 
-    def loaded(self, lease: Lease, measured: Measured, *, explicit: bool) -> None:
-        """The replica serves: what was measured replaces what was promised, but for the owner's figure."""
+    def loaded(self, lease: Lease, *, explicit: bool) -> None:
+        """The replica serves, and has been measured: from now on that counts and not the promise.
+
+        `explicit`: the promise was the owner's own figure; it stands, unless more was measured.
+        """
         lease.phase = Phase.SERVING
-        held = dict(lease.devices)
-        sizes = {HOST: measured.ram, **measured.gpus}
-        for device in held:
-            size = sizes.get(device)
-            if size is None or (device != HOST and not measured.gpus):
-                continue  # this driver does not tell: the promise stands
-            counted = int(size * (1 + MARGIN))
-            held[device] = max(held[device], size) if explicit else counted
-        lease.held = held
+        lease.explicit = explicit
+        self._charge(lease)
         self.changed()
 
     def leaving(self, lease: Lease) -> None:
@@ -244,7 +207,8 @@ class Memory:
         gpus = {id_: size for id_, size in lease.held.items() if id_ != HOST and size}
         if not gpus:
             return  # the host's memory is free when the processes are gone, and they are
-        pids = set(self._measured[lease.owner.key].pids) if lease.owner.key in self._measured else set()
+        measured = self._seen.measured.get(lease.owner.key, Measured())
+        pids = set(measured.pids)
         before = {device.id: device for device in self.machine.devices}
         deadline = self._clock.monotonic() + RETURN_S
         while stuck := [words for words in self._unreturned(gpus, pids, before)]:
@@ -258,7 +222,7 @@ class Memory:
         """Take the lease out of the ledger."""
         if self._leases.get(lease.owner.key) is lease:
             del self._leases[lease.owner.key]
-            self._measured.pop(lease.owner.key, None)
+            self._seen.forget(lease.owner.key)
             self.changed()
 
     def changed(self) -> None:
@@ -340,15 +304,14 @@ class Memory:
         """Return the seconds after which to look without being asked; None for never."""
         if self._claims:
             return FRESH_S
-        return CALM_S if self.machine.gpus and not self._resting else None
+        return CALM_S if self.machine.gpus and not self._seen.resting else None
 
     async def _watch_over(self) -> None:
         """Look after GPUs that serve; let go of the driver when none does."""
         if any(id_ != HOST for lease in self._leases.values() for id_ in lease.held):
             await self.look()
         else:
-            self._resting = True
-            self._probe.rest()
+            self._seen.rest()
 
     def _carry_out(self, plan: Plan) -> None:
         for start in plan.starts:
@@ -428,37 +391,26 @@ class Memory:
 
     # --- looking --------------------------------------------------------------------------------------------
 
+    @property
+    def machine(self) -> Machine:
+        """The last look at the machine."""
+        return self._seen.machine
+
     async def look(self, *, fresh: bool = False) -> Machine:
-        """Look at the machine, unless the last look is FRESH_S seconds young; return what is known."""
-        asked = self._clock.monotonic()
-        async with self._looking:
-            if self._looked_at >= asked or (not fresh and asked - self._looked_at < FRESH_S):
-                return self.machine
-            # When it began: what happened during a look may or may not be in it.
-            self._looked_at = self._clock.monotonic()
-            self._resting = False
-            pids = {key: pid for key, lease in self._leases.items() if (pid := lease.owner.pid) is not None}
-            try:
-                async with asyncio.timeout(LOOK_LIMIT_S):
-                    machine, measured = await asyncio.to_thread(_observe, self._probe, pids)
-            except TimeoutError:
-                _log.warning(
-                    "looking at the machine took over %g s; going on with the last look", LOOK_LIMIT_S
-                )
-            else:
-                _tell_changes(self.machine, machine)
-                self.machine = machine
-                self._measured |= {key: found for key, found in measured.items() if key in self._leases}
-            return self.machine
+        """Look at the machine and the workers, unless the last look is young; see `Observation.look`."""
+        if await self._seen.look(self._pids, fresh=fresh):
+            for lease in self._leases.values():
+                self._charge(lease)
+        return self.machine
 
     async def measure(self, owner: Claimant) -> Measured:
-        """Return what a replica's worker takes now."""
+        """Return the most that a replica's worker has been seen to take, with a look at it now."""
         await self.look(fresh=True)
-        return self._measured.get(owner.key) or Measured((), 0, {})
+        return self._seen.peaks.get(owner.key, Measured())
 
     def measured(self, key: str) -> Measured | None:
         """Return the last measurement of a replica."""
-        return self._measured.get(key)
+        return self._seen.measured.get(key)
 
     def lease(self, key: str) -> Lease | None:
         """Return what a replica was promised."""
@@ -470,52 +422,22 @@ class Memory:
 
     def spaces(self) -> tuple[Space, ...]:
         """Return every device as the scheduler sees it."""
-        return tuple(self._space(device) for device in self.machine.devices)
+        return self._seen.spaces(Charge(lease.held, lease.phase) for lease in self._leases.values())
 
-    def _space(self, device: Device) -> Space:
-        on_gpu = device.kind is Kind.GPU
-        label = f"GPU {device.index}" if on_gpu else "this machine"
-        room = int(device.total * (1 - self._limits.headroom))
-        foreign, words = self._others(device)
-        budget = self._limits.vram if on_gpu else self._limits.ram
-        usable = max(room - foreign, 0)
-        if budget is not None and budget <= usable:
-            usable, words = budget, ""  # others use some, and it changes nothing
-        ok = device.condition is Condition.OK
-        limit = room if budget is None else min(room, budget)
-        return Space(
-            device.id, device.kind, label, device.total, usable, words, ok, device.message, limit=limit
-        )
+    def _pids(self) -> dict[str, int]:
+        return {key: pid for key, lease in self._leases.items() if (pid := lease.owner.pid) is not None}
 
-    def _others(self, device: Device) -> tuple[int, str]:
-        """Return the bytes that other programs use on a device, and words for them."""
-        used = max(device.total - device.free, 0)
-        ours = 0
-        leaving = 0
-        named: list[str] = []
-        if device.kind is Kind.GPU:
-            if device.processes is not None:
-                own = {pid for found in self._measured.values() for pid in found.pids}
-                ours = sum(size for pid, size in device.processes.items() if pid in own)
-                named = [
-                    f"pid {pid}: {gib(size)}"
-                    for pid, size in sorted(device.processes.items(), key=lambda item: -item[1])[:3]
-                    if pid not in own
-                ]
-            else:
-                ours = sum(lease.held.get(device.id, 0) for lease in self._leases.values())
-            leaving = sum(
-                lease.held.get(device.id, 0)
-                for lease in self._leases.values()
-                if lease.phase is Phase.LEAVING and device.processes is not None
-            )
-        else:
-            ours = sum(found.ram for found in self._measured.values())
-        foreign = max(used - ours - leaving, 0)
-        if foreign < WORTH_NAMING:
-            return foreign, ""
-        who = f" ({', '.join(named)})" if named else ""
-        return foreign, f"{gib(foreign)} used by other programs{who}"
+    def _charge(self, lease: Lease) -> None:
+        """Count a loaded replica for the most it was seen to take, but for its owner's own figure."""
+        measured = self._seen.peaks.get(lease.owner.key)
+        if lease.phase is not Phase.SERVING or measured is None:
+            return
+        held = dict(lease.devices)
+        for device, promised in lease.devices.items():
+            size = measured.ram if device == HOST else measured.gpus.get(device, 0)
+            if size:  # 0: the driver does not tell, and the promise stands
+                held[device] = max(promised, size) if lease.explicit else int(size * (1 + MARGIN))
+        lease.held = held
 
     def _unreturned(
         self, gpus: Mapping[str, int], pids: set[int], before: Mapping[str, Device]
@@ -525,36 +447,11 @@ class Memory:
             size = gpus.get(device.id)
             if size is None or device.condition is not Condition.OK:
                 continue
-            then = before[device.id].free if device.id in before else 0
-            if device.processes is not None:
-                still = sum(held for pid, held in device.processes.items() if pid in pids)
+            processes = before[device.id].processes if device.id in before else None
+            if processes is not None and any(pid in pids for pid in processes):
+                still = sum(held for pid, held in (device.processes or {}).items() if pid in pids)
             else:
+                then = before[device.id].free if device.id in before else 0
                 still = max(int(size * RETURNED_SHARE) - max(device.free - then, 0), 0)
             if still > (1 - RETURNED_SHARE) * size:
                 yield f"GPU {device.index} still shows {gib(still)} of it in use"
-
-
-def _tell_changes(before: Machine, now: Machine) -> None:
-    """Log devices whose condition has changed."""
-    known = {device.id: device.condition for device in before.devices}
-    for device in now.devices:
-        was = known.get(device.id, Condition.OK)
-        if device.condition is not was:
-            words = device.message or f"it is {device.condition} again"
-            level = logging.INFO if device.condition is Condition.OK else logging.ERROR
-            _log.log(level, "%s: %s", device.name, words)
-
-
-def _observe(probe: Probe, pids: Mapping[str, int]) -> tuple[Machine, dict[str, Measured]]:
-    """Look, in a thread."""
-    machine = probe.look()
-    measured = {}
-    for key, pid in pids.items():
-        tree = host.tree_pids(pid)
-        gpus = {
-            device.id: sum(size for held, size in device.processes.items() if held in tree)
-            for device in machine.devices
-            if device.processes is not None
-        }
-        measured[key] = Measured(tree, host.tree_memory(pid), gpus)
-    return machine, measured

@@ -21,7 +21,8 @@ from modeld.supervisor.admission import Priority
 from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine
-from modeld.supervisor.memory import Limits, Memory
+from modeld.supervisor.memory import Memory
+from modeld.supervisor.observation import Limits
 from modeld.supervisor.placement import Found, Refusal, Space, gib
 from modeld.supervisor.restart import RestartPolicy
 from modeld.supervisor.sizing import Sizing
@@ -301,14 +302,17 @@ class Pool:
         old = self._deployment(spec.name)
         running = any(replica.pid is not None for replica in old.replicas)
         if not running:
-            return await self._swap(old, spec, "the new settings are used at the next load")
+            return await self._swap(old, spec, "")
         if not beside:
             return await self._swap(old, spec, "stopped the old one first, as asked")
         new = self._deploy(spec)
         self._retiring.add(new)
         try:
             new.load(passive=True)
-            status = await new.until(_came_or_waits)
+            status = await new.until(partial(_settled, new))
+        except asyncio.CancelledError:
+            new.end()
+            raise
         finally:
             self._retiring.discard(new)
         if status.state is State.READY:
@@ -343,13 +347,15 @@ class Pool:
             new.load()
         elif not new.wanted:
             new.start()
-        if new.wanted:
-            status = await new.until(_came_or_waits)
-            if status.state is State.FAILED:
-                raise ModelFailed(f"{words}; the new one failed: {status.message}", param="model")
-            if status.state is State.WAITING:
-                return f"{words}; the new one {status.message}"
-        return words
+        if not new.wanted:
+            return words or "the new settings are used at the next load"
+        status = await new.until(partial(_settled, new))
+        before = f"{words}; " if words else ""
+        if status.state is State.FAILED:
+            raise ModelFailed(f"{before}the new one failed: {status.message}", param="model")
+        if status.state is State.READY:
+            return words or "it is up with its new settings"
+        return f"{before}the new one is {status.state}: {status.message}"
 
     def _deploy(self, spec: ModelSpec) -> Deployment:
         self._generations += 1
@@ -361,6 +367,9 @@ class Pool:
         self._retiring.add(deployment)
         try:
             await deployment.retire(cause, words, drain_s)
+        except asyncio.CancelledError:
+            deployment.end()
+            raise
         finally:
             self._retiring.discard(deployment)
 
@@ -457,10 +466,4 @@ def _came(deployment: Deployment, status: Status) -> bool:
         return deployment.open  # one that has just been told to stop is READY no more
     return status.state is State.FAILED or (
         status.state is State.WAITING and (status.cause == "engine" or deployment.hopeless)
-    )
-
-
-def _came_or_waits(status: Status) -> bool:
-    return status.state in (State.READY, State.FAILED) or (
-        status.state is State.WAITING and status.cause in ("memory", "engine")
     )

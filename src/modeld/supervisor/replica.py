@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from modeld.errors import LoadFailed, ModeldError, WorkerDied
+from modeld.hardware.footprint import Source
 from modeld.hardware.machine import HOST, Condition, Kind
 from modeld.ids import new_id
 from modeld.protocol.messages import Facts, LoadSpec
@@ -34,6 +35,9 @@ _log = logging.getLogger("modeld.supervisor")
 
 CANCEL_LIMIT_S = 10.0
 """Seconds a worker may take to end a cancelled call before it counts as hung and is replaced."""
+
+OVER = 1.1
+"""Beyond so many times the owner's figure, what is measured is worth a warning."""
 
 ENGINE_RECHECK_S = 30.0
 """Seconds between looks for an engine that is missing."""
@@ -375,6 +379,8 @@ class Replica:
                 )
             elif self.status.state is State.LOADING or ready_at is not None:
                 self._move(State.STOPPING, cause, f"{words}; ending the worker")
+            if ready_at is not None and worker.alive:
+                await self._learn(size, lease)
             await worker.stop(drain_s)
             raise
         finally:
@@ -405,24 +411,31 @@ class Replica:
             raise
 
     async def _measure(self, size: Size, lease: Lease) -> None:
-        """Measure the loaded worker: the ledger, the learned footprints and the metrics take it from here."""
+        """Measure the loaded worker: the ledger and the metrics take it from here."""
         world, spec = self._world, self._owner.spec
         measured = await world.memory.measure(self)
-        on_gpus = sum(measured.gpus.get(device, 0) for device in lease.devices)
-        used = measured.ram + on_gpus
-        world.memory.loaded(lease, measured, explicit=size.explicit)
-        await world.sizing.measured(spec, size, ram=measured.ram, vram=on_gpus, load_s=round(self.load_s, 3))
+        used = measured.ram + sum(measured.gpus.get(device, 0) for device in lease.devices)
+        world.memory.loaded(lease, explicit=size.explicit)
         world.observer.footprint_measured(spec.name, size.total, used)
+        if size.footprint.source is Source.ESTIMATED:
+            await self._learn(size, lease)  # better than nothing, should nobody be there at its end
         promised = sum(lease.devices.values())
-        if size.explicit and used > promised * 1.1:
+        if size.explicit and used > promised * OVER:
             _log.warning(
-                "%s takes %s, and the configuration says %s",
-                spec.name,
+                "takes %s, and the configuration says %s",
                 gib(used),
                 gib(promised),
                 extra={"model": spec.name},
             )
         self._update(bytes_used=used)
+
+    async def _learn(self, size: Size, lease: Lease) -> None:
+        """Remember the most it was seen to take: engines grow on their first prompts."""
+        peak = await self._world.memory.measure(self)
+        on_gpus = sum(peak.gpus.get(device, 0) for device in lease.devices)
+        await self._world.sizing.measured(
+            self._owner.spec, size, ram=peak.ram, vram=on_gpus, load_s=round(self.load_s, 3)
+        )
 
     def _environment(self, lease: Lease) -> dict[str, str] | None:
         """Return variables that show the worker the GPUs it was given, and no others; None to leave all."""

@@ -190,7 +190,7 @@ def _victims(leavers: Iterable[Entry]) -> frozenset[str]:
 def _make_room(draft: _Draft, books: Books, claim: Claim, place: Place) -> None:
     """Keep the place, and send away those who may go at once."""
     loading = any(entry.phase is LOADING for entry in place.leavers)
-    need = _size(books, place.devices)
+    need = _size(books, place)
     sent = set()
     if not loading:  # else the memory would lie idle until that load has ended and served
         for entry in place.leavers:
@@ -251,11 +251,13 @@ def _standing(active: Sequence[Claim], entries: Iterable[Entry]) -> dict[str, tu
 # --- words --------------------------------------------------------------------------------------------------
 
 
-def _size(books: Books, devices: Mapping[int, int]) -> str:
-    """Say how much a claim takes, and where: what it takes of GPUs, if it uses any."""
-    on_gpus = {at: size for at, size in devices.items() if books.is_gpu[at]} or devices
-    labels = " and ".join(books.spaces[at].label for at in on_gpus)
-    return f"{gib(sum(on_gpus.values()))} on {labels}"
+def _size(books: Books, place: Place) -> str:
+    """Say how much a claim takes, and where: on GPUs, unless it is the host's memory that is lacking."""
+    gpus = [at for at in place.devices if books.is_gpu[at]]
+    if not any(entry.held.get(at) for at in gpus for entry in place.leavers):
+        gpus = [at for at in place.devices if not books.is_gpu[at]]
+    labels = " and ".join(books.spaces[at].label for at in gpus)
+    return f"{gib(sum(place.devices[at] for at in gpus))} on {labels}"
 
 
 def _named(leavers: Sequence[Entry], sent: set[str]) -> str:

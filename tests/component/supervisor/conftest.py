@@ -24,7 +24,7 @@ from modeld.supervisor import worker as worker_module
 from modeld.supervisor.admission import Priority
 from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.events import EventFeed
-from modeld.supervisor.memory import Limits
+from modeld.supervisor.observation import Limits
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.replica import Replica
 from modeld.supervisor.restart import RestartPolicy

@@ -190,9 +190,9 @@ async def test_memory_that_does_not_come_back_is_waited_for_and_then_named(
     probe = FakeProbe(20 * GIB, {"GPU-a": 20 * GIB})
     workers = Workers(quick=True)
     on_gpu = Resources(vram=14 * GIB, ram=0)
-    specs = [spec("a", resources=on_gpu), spec("b", resources=on_gpu, on_demand=True)]
+    specs = [spec(name, resources=on_gpu, on_demand=True) for name in ("a", "b")]
     async with pools(specs, probe=probe, workers=workers) as pool:
-        await until(pool, State.READY, "a")
+        await answer(ask(pool, "a"))
         # The driver shows the dead worker's memory as somebody's for ever.
         probe.stuck["GPU-a"] = {workers.of("a").pid: 14 * GIB}
         with pytest.raises(ModelUnavailable, match=r"14\.0 GiB used by other programs"):

@@ -1,0 +1,346 @@
+"""How models are replaced and updated, and what happens when something else happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from modeld.admin.schemas import Change
+from modeld.control import room as control_room
+from modeld.errors import LoadFailed, NotFound
+from modeld.supervisor.states import State
+from tests.component.control.conftest import Room, Rooms, fake, names, told
+from tests.component.supervisor.conftest import answer, ask, first, read
+from tests.fakes.machine import GIB
+from tests.fakes.worker_link import WAIT_S, text_of
+from tests.fakes.workers import Workers
+
+LONGER = {"tokens": 3}
+BROKEN = LoadFailed("the weights are torn", permanent=True)
+
+
+async def _asked(room: Room, name: str = "a") -> Any:
+    """Begin a request that a worker has."""
+    stream = ask(room.pool, name)
+    stream.__enter__()
+    room.workers.of(name).calls[-1].say("so")
+    assert text_of(await first(stream)) == "so"
+    return stream
+
+
+async def test_a_request_in_flight_ends_where_it_began(rooms: Rooms) -> None:
+    """The new worker takes over while the old one ends its request; then the old one goes."""
+    async with rooms(fake("a"), workers=Workers()) as room:
+        stream = await _asked(room)
+        old = room.workers.of("a")
+        changing = asyncio.ensure_future(room.do("add", fake("a", LONGER)))
+        await room.until(lambda status: status.pid not in (None, old.pid))
+        assert len(room.workers.running) == 2
+        assert not changing.done()
+        old.calls[-1].end(" long")
+        assert text_of(await read(stream)) == " long"
+        stream.__exit__(None, None, None)
+        assert told((await changing).outcomes) == {
+            "a": (True, "replaced: the new one took over when it was ready")
+        }
+        assert room.workers.running == [room.workers.of("a")]
+
+
+async def test_the_old_one_serves_on_when_the_new_one_fails(rooms: Rooms) -> None:
+    """A replacement that does not come up changes nothing but what is said: not the pool, not the record."""
+    async with rooms(fake("a", aliases=["x"]), fake("b")) as room:
+        before, pids = room.pool.specs(), room.pids()
+        room.workers.failures["a"] = [BROKEN]
+        result = await room.do("add", fake("a", LONGER, priority=5), fake("c", aliases=["x2"]))
+        assert told(result.outcomes)["a"] == (
+            False,
+            "the new 'a' did not come up, and the old one serves on: the weights are torn",
+        )
+        specs = room.pool.specs()
+        assert specs.pop("c").aliases == ("x2",)
+        assert (specs, room.pids()["a"]) == (before, pids["a"])
+        assert await room.origins() == {"a": "file", "b": "file", "c": "added"}
+        await answer(ask(room.pool, "a"))
+        # It is tried again by the next change that asks for it.
+        result = await room.do("add", fake("a", LONGER))
+        assert result.plan.replaces[0].keys == ("aliases", "fake_config.tokens")
+        assert told(result.outcomes)["a"][0]
+
+
+async def test_the_old_one_serves_on_without_an_alias_that_another_model_has_now(rooms: Rooms) -> None:
+    """What a change gives to another model stays there, so that no later change is refused for it."""
+    async with rooms(fake("a", aliases=["x", "y"])) as room:
+        room.workers.failures["a"] = [BROKEN]
+        await room.do("add", fake("a", LONGER, aliases=["y"]), fake("b", aliases=["x"]))
+        assert room.spec("a").aliases == ("y",)
+        assert [room.pool.find("", name).name for name in ("x", "y")] == ["b", "a"]  # type: ignore[union-attr]
+        await room.do("add", fake("c"))
+
+
+async def test_where_both_do_not_fit_the_old_one_goes_first(rooms: Rooms) -> None:
+    """Without room for two the replacement stops the old worker first, and says why, with the numbers."""
+    async with rooms(fake("a", ram="6GiB"), capacity=10 * GIB) as room:
+        old = room.workers.of("a")
+        result = await room.do("add", fake("a", LONGER, ram="6GiB"))
+        (ok, words) = told(result.outcomes)["a"]
+        assert ok
+        assert words.startswith("replaced: both do not fit side by side (it needs 6.0 GiB, 4.0 GiB free")
+        assert words.endswith(", so the old one stopped first")
+        assert not old.alive
+        assert room.pool.status("a").state is State.READY
+
+
+async def test_a_failure_after_the_old_one_went_is_recorded_as_the_new_model(rooms: Rooms) -> None:
+    """Where the old one had to go first there is nothing to go back to: the new one is there, FAILED."""
+    async with rooms(fake("a")) as room:
+        room.workers.failures["a"] = [BROKEN]
+        result = await room.do("add", fake("a", LONGER), strategy="stop_start")
+        assert told(result.outcomes)["a"] == (
+            False,
+            "stopped the old one first, as asked; the new one failed: the weights are torn",
+        )
+        assert room.spec("a").options["tokens"] == 3
+        assert await room.origins() == {"a": "added"}
+        result = await room.do("add", fake("a", {"tokens": 4}))
+        assert told(result.outcomes) == {"a": (True, "replaced: it is up with its new settings")}
+
+
+async def test_stop_start_as_the_configuration_says(rooms: Rooms) -> None:
+    """The file's strategy holds where the change names none; the change's own comes before it."""
+    async with rooms(fake("a"), replace_strategy="stop_start") as room:
+        most = []
+        room.workers.watch = lambda: most.append(len(room.workers.running))
+        result = await room.do("add", fake("a", LONGER))
+        assert told(result.outcomes)["a"] == (True, "replaced: stopped the old one first, as asked")
+        assert max(most) == 1
+        await room.do("add", fake("a"), strategy="blue_green")
+        assert max(most) == 2
+
+
+async def test_a_model_that_is_not_loaded_is_replaced_without_loading_it(rooms: Rooms) -> None:
+    """A model on demand that nobody uses takes new settings at its next load, and says so."""
+    async with rooms(fake("a", load="on_demand")) as room:
+        result = await room.do("add", fake("a", LONGER, load="on_demand"))
+        assert told(result.outcomes) == {"a": (True, "replaced: the new settings are used at the next load")}
+        assert room.workers.spawned == []
+        await answer(ask(room.pool))
+        assert room.workers.of("a").spec.options["tokens"] == 3  # type: ignore[union-attr]
+
+
+async def test_memory_goes_from_those_removed_to_those_replaced_to_those_added(rooms: Rooms) -> None:
+    """In one change what is removed makes room for a replacement side by side, and added models come last."""
+    async with rooms(fake("a", ram="3GiB"), fake("gone", ram="6GiB"), capacity=10 * GIB) as room:
+        wanted = [fake("a", LONGER, ram="3GiB"), fake("new", ram="6GiB")]
+        result = await room.do("reconcile", *wanted)
+        words = told(result.outcomes)
+        assert words["a"] == (True, "replaced: the new one took over when it was ready")
+        assert words["new"][1].startswith("ready: ")
+        assert list(words) == ["gone", "a", "new"]
+        assert room.workers.names() == ["a", "new"]
+
+
+def _has_replicas(count: int) -> Callable[[Room], Any]:
+    async def check(room: Room) -> None:
+        await room.until(lambda status: sum(each.state is State.READY for each in status.replicas) == count)
+        await room.until(lambda status: len(status.replicas) == count)
+
+    return check
+
+
+async def _runs_two_at_once(room: Room) -> None:
+    (one, other), third = [await _asked(room) for _ in range(2)], ask(room.pool)
+    with third:
+        assert room.pool.status("a").queued == 1
+        room.workers.of("a").calls[0].end()
+        await read(one)
+        one.__exit__(None, None, None)
+        room.workers.of("a").calls[1].end()
+        await read(other)
+        other.__exit__(None, None, None)
+
+
+async def _is_unloaded_when_idle(room: Room) -> None:
+    assert (await room.state(State.STOPPED)).cause == "idle"
+
+
+async def _is_called_by(room: Room, there: str, gone: str) -> None:
+    assert room.pool.find("", there) is not None
+    assert room.pool.find("", gone) is None
+
+
+async def _stays(room: Room) -> None:
+    await room.pool.settled()
+    assert room.pool.status("a").state is State.READY
+
+
+UPDATES: list[tuple[dict[str, Any], dict[str, Any], str, Callable[[Room], Any]]] = [
+    ({}, {"keep_alive": 0}, "keep_alive", _is_unloaded_when_idle),
+    ({"keep_alive": "1h"}, {"pin": True, "keep_alive": "never"}, "pin", _stays),
+    ({"aliases": ["x"]}, {"aliases": ["y"]}, "aliases", lambda room: _is_called_by(room, "y", "x")),
+    ({}, {"priority": 9}, "priority", _stays),
+    ({}, {"max_ongoing_requests": 2}, "max_ongoing_requests", _runs_two_at_once),
+    ({}, {"num_replicas": 3}, "num_replicas", _has_replicas(3)),
+    ({"num_replicas": 3}, {"num_replicas": 1}, "num_replicas", _has_replicas(1)),
+    ({}, {"load": "on_demand"}, "load", _stays),
+    ({"num_replicas": 2}, {"load": "on_demand", "num_replicas": 1}, "load", _has_replicas(1)),
+    ({"ram": "1GiB"}, {"ram": "2GiB"}, "ram", _stays),
+    ({}, {"autoscaling_config": {"min_replicas": 2, "max_replicas": 3}}, "autoscaling_config", _has_replicas(2)),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "key", "check"), UPDATES, ids=[str(each[1]) for each in UPDATES])
+async def test_settings_in_place_keep_the_worker_and_take_effect(
+    rooms: Rooms, before: dict[str, Any], after: dict[str, Any], key: str, check: Callable[[Room], Any]
+) -> None:
+    """What needs no new worker is used at once: the first worker is the same, and nobody is told to come up."""
+    async with rooms(fake("a", **before), workers=Workers(slots=4)) as room:
+        worker = room.workers.running[0]
+        result = await room.do("add", fake("a", **after))
+        assert (names(result.plan), result.outcomes) == ({"updates": ["a"]}, ())
+        assert key in result.plan.updates[0].keys
+        assert worker.alive
+        await check(room)
+
+
+async def test_a_model_goes_from_eager_to_on_demand_and_back(rooms: Rooms) -> None:
+    """On demand it stays up until something unloads it; made eager again it comes up by itself."""
+    async with rooms(fake("a", num_replicas=2)) as room:
+        await room.do("add", fake("a", load="on_demand", num_replicas=2))
+        assert room.pool.status("a").state is State.READY
+        await room.pool.unload("a")
+        await room.do("add", fake("a"))
+        await room.state(State.READY)
+        assert len(room.workers.running) == 1
+        await room.do("add", fake("a", load="on_demand"))
+        await answer(ask(room.pool))
+        assert len(room.workers.spawned) == 3
+
+
+async def test_a_change_goes_on_when_its_caller_leaves(rooms: Rooms) -> None:
+    """Who asked for a change and went away does not stop it; nor does he see an error that nobody reads."""
+    workers = Workers(quick=True)
+    async with rooms(fake("a"), workers=workers) as room:
+        workers.gates["b"] = asyncio.Event()
+        asked = asyncio.ensure_future(room.control.apply(room.change("add", fake("b"))))
+        await room.until(lambda status: True)
+        while "b" not in workers.spawned:
+            await asyncio.sleep(0)
+        refused = asyncio.ensure_future(room.control.apply(Change("remove", names=("zz",))))
+        await asyncio.sleep(0)
+        for task in (asked, refused):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        workers.gates["b"].set()
+        await room.state(State.READY, "b")
+        await room.do("remove", names=("b",))  # its turn comes after both
+        assert room.counted == [("add", "ok"), ("remove", "refused"), ("remove", "ok")]
+
+
+async def test_two_changes_at_once_run_one_after_the_other(rooms: Rooms) -> None:
+    """The second is worked out when the first is through: what the first added is replaced, not added twice."""
+    workers = Workers(quick=True)
+    async with rooms(workers=workers) as room:
+        workers.gates["b"] = asyncio.Event()
+        one = asyncio.ensure_future(room.control.apply(room.change("add", fake("b"))))
+        other = asyncio.ensure_future(room.control.apply(room.change("add", fake("b", LONGER))))
+        third = asyncio.ensure_future(room.control.apply(room.change("remove", names=("b",))))
+        while "b" not in workers.spawned:
+            await asyncio.sleep(0)
+        assert not one.done()
+        workers.gates["b"].set()
+        async with asyncio.timeout(WAIT_S):
+            results = await asyncio.gather(one, other, third)
+        assert [names(result.plan) for result in results] == [
+            {"adds": ["b"]},
+            {"replaces": ["b"]},
+            {"removes": ["b"]},
+        ]
+        assert workers.spawned == ["b", "b"]
+        await room.check()
+
+
+async def test_a_model_is_removed_while_it_loads(rooms: Rooms) -> None:
+    """Removing does not wait for the load, and who waits for the model is told."""
+    workers = Workers(quick=True)
+    workers.gates["b"] = asyncio.Event()
+    async with rooms(workers=workers) as room:
+        await room.control.plan(Change("reload"))
+        adding = asyncio.ensure_future(room.pool.load("a")) if "a" in room.pool.specs() else None
+        assert adding is None
+        room.pool.add(next(iter((await _spec_of(room, "b")).values())))
+        with pytest.raises(NotFound):
+            room.pool.status("c")
+        await room.pool.remove("b")
+        assert workers.running == []
+
+
+async def _spec_of(room: Room, name: str) -> dict[str, Any]:
+    from modeld.config.load import from_document
+    from modeld.config.diff import wanted_models
+    from modeld.control import specs_of
+
+    config = from_document({"models": [fake(name)]}, room.folder, allow_fake=True)
+    return specs_of(wanted_models(config, room.folder), config)
+
+
+@pytest.mark.parametrize("strategy", ["blue_green", "stop_start"])
+@pytest.mark.parametrize("kind", ["replace", "add", "wake"])
+async def test_the_daemon_stops_in_the_middle_of_a_change(rooms: Rooms, kind: str, strategy: Any) -> None:
+    """A change that waits for a load that does not end holds up neither the stop nor the exit."""
+    workers = Workers(quick=True)
+    async with rooms(fake("a"), fake("c"), workers=workers) as room:
+        if kind == "wake":
+            await room.pool.unload("c")
+        gate = workers.gates.setdefault({"replace": "a", "add": "b", "wake": "c"}[kind], asyncio.Event())
+        loads = len(workers.spawned)
+        change = {
+            "replace": room.change("add", fake("a", LONGER), strategy=strategy),
+            "add": room.change("add", fake("b"), strategy=strategy),
+            "wake": room.change("reconcile", strategy=strategy),
+        }[kind]
+        asyncio.ensure_future(room.control.apply(change)).cancel()
+        later = asyncio.ensure_future(room.control.apply(room.change("add", fake("d"))))
+        room.control.reload("SIGHUP")
+        while len(workers.spawned) == loads:
+            await asyncio.sleep(0)
+        assert not gate.is_set()
+        if strategy == "stop_start":  # as a second signal, or an error of the daemon, ends it
+            room.pool.abandon()
+    assert later.cancelled() or later.done()
+
+
+async def test_a_watched_file_is_read_when_it_has_come_to_rest(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Half a file that is still being written is not read; a broken one changes nothing and is told once."""
+    monkeypatch.setattr(control_room, "WATCH_S", 0.0)
+    looks: list[Any] = []
+    pause = asyncio.Event()
+
+    async def stepped(file: Any, mark: Any = control_room._mark) -> None:
+        raise AssertionError
+
+    async with rooms(fake("a"), watch=True) as room:
+        assert room.file is not None
+        room.file.write_text("models: [")
+        await _logged(caplog, "the models stay as they are")
+        room.write(fake("a"), fake("b"), watch=True)
+        while "b" not in room.pool.specs():
+            await asyncio.sleep(0.001)
+        await room.state(State.READY, "b")
+        room.file.unlink()
+        room.write(fake("b"), watch=True)
+        while "a" in room.pool.specs():
+            await asyncio.sleep(0.001)
+        assert sum("stay as they are" in record.getMessage() for record in caplog.records) == 1
+    del looks, pause, stepped
+
+
+async def _logged(caplog: pytest.LogCaptureFixture, words: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while words not in caplog.text:
+            await asyncio.sleep(0.001)
