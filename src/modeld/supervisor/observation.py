@@ -89,9 +89,7 @@ class Observation:
                 async with asyncio.timeout(LOOK_LIMIT_S):
                     machine, measured = await asyncio.to_thread(_observe, self._probe, pids())
             except TimeoutError:
-                _log.warning(
-                    "looking at the machine took over %g s; going on with the last look", LOOK_LIMIT_S
-                )
+                _log.warning("a look at the machine took over %g s; the last one stands", LOOK_LIMIT_S)
                 return False
             _tell_changes(self.machine, machine)
             self.machine = machine

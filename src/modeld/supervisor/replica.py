@@ -24,6 +24,7 @@ from modeld.protocol.messages import Facts, LoadSpec
 from modeld.supervisor import oom, restart
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.memory import Lease, Standing, Usage
+from modeld.supervisor.observation import Measured
 from modeld.supervisor.placement import Refusal, gib
 from modeld.supervisor.sizing import Size
 from modeld.supervisor.spec import ModelSpec
@@ -380,7 +381,8 @@ class Replica:
             elif self.status.state is State.LOADING or ready_at is not None:
                 self._move(State.STOPPING, cause, f"{words}; ending the worker")
             if ready_at is not None and worker.alive:
-                await self._learn(size, lease)
+                # Engines grow on their first prompts: the most it was seen to take is what to expect.
+                await self._learn(size, lease, await world.memory.measure(self))
             await worker.stop(drain_s)
             raise
         finally:
@@ -418,7 +420,7 @@ class Replica:
         world.memory.loaded(lease, explicit=size.explicit)
         world.observer.footprint_measured(spec.name, size.total, used)
         if size.footprint.source is Source.ESTIMATED:
-            await self._learn(size, lease)  # better than nothing, should nobody be there at its end
+            await self._learn(size, lease, measured)  # better than nothing, should its end be a sudden one
         promised = sum(lease.devices.values())
         if size.explicit and used > promised * OVER:
             _log.warning(
@@ -429,9 +431,7 @@ class Replica:
             )
         self._update(bytes_used=used)
 
-    async def _learn(self, size: Size, lease: Lease) -> None:
-        """Remember the most it was seen to take: engines grow on their first prompts."""
-        peak = await self._world.memory.measure(self)
+    async def _learn(self, size: Size, lease: Lease, peak: Measured) -> None:
         on_gpus = sum(peak.gpus.get(device, 0) for device in lease.devices)
         await self._world.sizing.measured(
             self._owner.spec, size, ram=peak.ram, vram=on_gpus, load_s=round(self.load_s, 3)

@@ -114,7 +114,7 @@ async def test_without_a_figure_the_estimate_counts_until_it_is_measured(
     async with pools(model, resolve=resolve, observer=observer, learned=learned) as pool:
         await pool.load("m")
         async with asyncio.timeout(WAIT_S):
-            while not observer.footprints:
+            while not (observer.footprints and learned.known):
                 await asyncio.sleep(0.01)
         ((name, expected, measured),) = observer.footprints
         assert (name, expected) == ("m", 3 * GIB + ENGINE_OVERHEAD)
