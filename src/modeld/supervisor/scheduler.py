@@ -36,7 +36,9 @@ class Claim:
     evicted too. `victims`: those the last plan chose for it; kept as long as they still make room, so that
     the choice does not wander (but an idle replica that makes room at once goes before a busy one that was
     chosen). `overtaken`: requests that have gone before its oldest one since then; from OVERTAKES on it goes
-    before every other claim, whatever their priority.
+    before every other claim, whatever their priority. `paid`: replicas were evicted for it; what they held is
+    kept for it, also from claims of a higher priority, which would else take it, be evicted in turn, and so
+    on without anybody being served.
     """
 
     replica: str
@@ -48,6 +50,7 @@ class Claim:
     forced: bool = False
     victims: frozenset[str] = field(default_factory=frozenset)
     overtaken: int = 0
+    paid: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,7 @@ def _in_order(view: View, books: Books) -> list[Claim]:
     """Return the claims in the order in which they get memory."""
     active = [claim for claim in view.claims if claim.active]
     passive = [claim for claim in view.claims if not claim.active]
-    standing = _standing(active, books.entries)
-    active.sort(key=lambda claim: (standing[claim.replica], claim.since, claim.model, claim.replica))
+    active.sort(key=lambda claim: (*_standing(claim), claim.since, claim.model, claim.replica))
     most = max((books.usable[at] for at in books.good_gpus), default=0)
     largest = max(books.good_gpus, key=lambda at: books.spaces[at].total, default=None)
 
@@ -227,25 +229,11 @@ def _in_order(view: View, books: Books) -> list[Claim]:
     return active + passive
 
 
-def _standing(active: Sequence[Claim], entries: Iterable[Entry]) -> dict[str, tuple[bool, int]]:
-    """Say how each active claim stands before `since` counts: overdue ones first, then by priority.
-
-    A model that leaves for a claim does not come back before it, even when its own priority is higher: they
-    would take the memory from each other without end, and none would serve.
-    """
-    leaving = {entry.key: entry.model for entry in entries if entry.phase is LEAVING}
-    ceilings: dict[str, list[tuple[int, int]]] = {}
-    for claim in active:
-        for key in claim.victims & leaving.keys():
-            ceilings.setdefault(leaving[key], []).append((claim.since, claim.priority))
-    standing = {}
-    for claim in active:
-        if claim.overtaken >= OVERTAKES:
-            standing[claim.replica] = (False, 0)
-            continue
-        ceiling = [priority for since, priority in ceilings.get(claim.model, ()) if since < claim.since]
-        standing[claim.replica] = (True, -min([claim.priority, *ceiling]))
-    return standing
+def _standing(claim: Claim) -> tuple[int, int]:
+    """Say how an active claim stands before `since` counts: overdue, paid for, or by its priority."""
+    if claim.overtaken >= OVERTAKES:
+        return (0, 0)
+    return (1 if claim.paid else 2, -claim.priority)
 
 
 # --- words --------------------------------------------------------------------------------------------------

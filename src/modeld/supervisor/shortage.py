@@ -24,7 +24,7 @@ def explain(books: Books, demand: Demand) -> Refusal:
     if not books.gpus:
         return Refusal("needs a GPU, and this machine shows none", Never.DEVICE)
     refusal = _on_group(books, demand) if demand.gpus else _on_one(books, demand)
-    if books.host is None or demand.ram <= books.room[books.host]:
+    if not demand.ram or books.host is None or demand.ram <= books.room[books.host]:
         return refusal
     host = _on_host(books, Demand(ram=demand.ram))
     enough = not demand.gpus and any(books.gpu_bytes(demand, at) <= books.room[at] for at in books.good_gpus)

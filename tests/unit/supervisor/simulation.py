@@ -48,6 +48,7 @@ class Waiting:
     victims: frozenset[str] = frozenset()
     overtaken: int = 0
     forced: bool = False
+    paid: bool = False
 
 
 class Pool:
@@ -221,6 +222,7 @@ class Pool:
                     claim.forced and active,
                     claim.victims,
                     claim.overtaken,
+                    claim.paid,
                 )
             )
         return View(tuple(self.spaces.values()), self._holdings(), tuple(claims), self.cores)
@@ -257,6 +259,7 @@ class Pool:
             assert replica.phase is Phase.SERVING
             assert not replica.in_flight or self.claims[eviction.claimant].forced
             self._stop(replica)
+            self.claims[eviction.claimant].paid = True
             self.evicted += 1
         self.waits = dict(decided.waits)
         for key, claim in list(self.claims.items()):

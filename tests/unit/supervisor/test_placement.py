@@ -276,6 +276,16 @@ def test_a_small_model_stays_when_its_going_would_not_help() -> None:
     assert _found(Demand(vram=24 * GIB), spaces, held).victims == {"a", "b"}
 
 
+def test_of_three_the_one_that_is_too_small_to_help_stays() -> None:
+    """Two large models go, and the tiny one stays, although it has been idle longest."""
+    held = [
+        Holding("tiny", "tiny", {"GPU-0": 1}, idle_s=9999),
+        Holding("b", "b", {"GPU-0": 5}, idle_s=10),
+        Holding("c", "c", {"GPU-0": 5}, idle_s=5),
+    ]
+    assert _found(Demand(vram=10), [host(64), gpu(0, 11)], held).victims == {"b", "c"}
+
+
 def test_one_recent_model_goes_rather_than_two_only_when_that_costs_less() -> None:
     """Two models idle for hours go before one that was used a second ago, and after one idle as long."""
     spaces = [host(64 * GIB), gpu(0, 12)]

@@ -161,15 +161,12 @@ def test_later_claims_do_not_delay_the_first(view: View) -> None:
     first = min(
         active,
         key=lambda claim: (
-            claim.overtaken < OVERTAKES,
-            -claim.priority if claim.overtaken < OVERTAKES else 0,
+            (0, 0) if claim.overtaken >= OVERTAKES else (1 if claim.paid else 2, -claim.priority),
             claim.since,
             claim.model,
             claim.replica,
         ),
     )
-    if any(holding.phase is Phase.LEAVING for holding in view.holdings):
-        return  # then a model that left for another may stand behind it
     victims = decided.victims.get(first.replica)
     if victims is None or "is loading" in decided.waits[first.replica]:
         return
@@ -359,16 +356,13 @@ def test_a_claim_that_was_overtaken_enough_goes_before_any_priority() -> None:
         assert [key for key, _ in _starts(View(spaces, (), (vip, meek), 8))] == [first]
 
 
-def test_a_model_evicted_for_another_does_not_come_back_before_it() -> None:
-    """Its higher priority would take the memory back, and it would be evicted again, without end."""
+def test_memory_freed_for_a_claim_is_not_taken_by_a_higher_priority() -> None:
+    """What was evicted for the modest claim is its own: the urgent model comes back after it."""
     spaces = (host(100),)
-    leaving = (Holding("vip", "vip", {"host": 60}, Phase.LEAVING),)
-    meek = _claim("meek", Demand(ram=60), active=True, since=1, victims=frozenset({"vip"}))
-    again = Claim("vip~1", "vip", Demand(ram=60), True, 20, 5)
-    decided = plan(View(spaces, leaving, (again, meek), 8))
-    assert decided.victims["meek"] == {"vip"}
-    assert [key for key, _ in _starts(View(spaces, (), (again, meek), 8))] == ["vip~1"]
-    assert [key for key, _ in _starts(View(spaces, leaving, (again,), 8))] == []
+    for paid, first in ((False, "vip"), (True, "meek")):
+        meek = _claim("meek", Demand(ram=60), active=True, since=1, paid=paid)
+        vip = _claim("vip", Demand(ram=60), active=True, since=20, priority=5)
+        assert [key for key, _ in _starts(View(spaces, (), (vip, meek), 8))] == [first]
 
 
 # --- waiting ------------------------------------------------------------------------------------------------
@@ -391,6 +385,17 @@ def test_an_idle_model_makes_room_at_once() -> None:
     assert not gone.evictions
     assert gone.victims == decided.victims
     assert gone.waits == decided.waits
+
+
+def test_the_sentence_names_the_memory_that_is_lacking() -> None:
+    """A GPU model that only lacks RAM says so: the model it waits for holds nothing on the GPU."""
+    gib = 1 << 30
+    held = (Holding("cpu", "cpu", {"host": 6 * gib}, in_flight=1),)
+    claim = _claim("chat", Demand(ram=3 * gib, vram=9 * gib), active=True)
+    decided = plan(View((host(8 * gib), gpu(0, 10 * gib)), held, (claim,)))
+    assert decided.waits["chat"] == (
+        "needs 3.0 GiB on this machine: waits for cpu, which holds 6.0 GiB and has 1 request in flight"
+    )
 
 
 def test_memory_that_comes_back_late_is_waited_for_and_nobody_else_goes() -> None:
@@ -439,6 +444,16 @@ def test_a_later_small_claim_takes_only_what_the_first_leaves_over() -> None:
             later = _claim("later", Demand(ram=size), active=active, since=1)
             decided = plan(View((host(100),), held, (first, later), 8))
             assert [start.replica for start in decided.starts] == (["later"] if goes else [])
+
+
+def test_what_a_leaver_brings_is_counted_once() -> None:
+    """Two claims wait for A's 80: of the 20 free a third may have the 5 that both leave over, and no more."""
+    held = (Holding("a", "a", {"host": 80}, in_flight=1),)
+    claims = (_claim("b", Demand(ram=60), active=True), _claim("c", Demand(ram=35), active=True, since=1))
+    for size, goes in ((5, True), (6, False)):
+        later = _claim("d", Demand(ram=size), active=True, since=2)
+        decided = plan(View((host(100),), held, (*claims, later), 8))
+        assert [start.replica for start in decided.starts] == (["d"] if goes else [])
 
 
 def test_a_model_that_loads_is_not_evicted_but_its_place_is_kept() -> None:

@@ -207,6 +207,27 @@ def test_priority_starves_nobody() -> None:
     assert pool.loads < sum(served.values()) / 4
 
 
+def test_an_urgent_model_does_not_take_back_what_was_freed_for_another() -> None:
+    """The urgent model is idle and makes room; its next request comes while it leaves: one swap, not many."""
+    pool = Pool([Model("vip", Demand(ram=60), priority=1), Model("meek", Demand(ram=60))], (host(100),))
+    for _ in range(20):
+        pool.arrive("vip")
+        pool.drain()
+        meek = pool.arrive("meek")
+        pool.arrive("vip")
+        loads = pool.loads
+        while meek in pool.open:
+            key, replica = next(iter(pool.replicas.items()))
+            if replica.phase is Phase.LEAVING:
+                pool.returned(key)
+            elif replica.phase is Phase.LOADING:
+                pool.loaded(key)
+            else:
+                pool.end(key)
+        assert pool.loads == loads + 1
+        pool.drain()
+
+
 def test_a_large_model_gets_its_turn_among_small_ones() -> None:
     """Four small models that always have requests never leave room by chance for one that needs it all."""
     models = [Model(f"small-{at}", Demand(ram=25)) for at in range(4)] + [Model("large", Demand(ram=100))]

@@ -114,6 +114,7 @@ def views(draw: st.DrawFn) -> View:
                 active and draw(st.integers(0, 5)) == 0,
                 frozenset(victims),
                 draw(st.sampled_from([0, 0, 0, 16])),
+                draw(st.integers(0, 3)) == 0,
             )
         )
     return View(spaces, held, tuple(claims), draw(st.integers(1, 3)), draw(st.integers(0, 9)) == 0)
