@@ -29,6 +29,7 @@ from modeld.config.model import plain
 from modeld.config.schema import Config
 from modeld.control.goal import Goal, Present, in_words, kept, work_out
 from modeld.control.specs import specs_of
+from modeld.control.watch import Rest, mark_of, watch
 from modeld.errors import ModeldError
 from modeld.protocol.capabilities import Capability
 from modeld.store.effective import EffectiveConfig, StoredModel
@@ -37,9 +38,6 @@ from modeld.supervisor.states import State
 from modeld.telemetry.metrics import ChangeKind, ChangeOutcome
 
 _log = logging.getLogger("modeld.control")
-
-WATCH_S = 1.0
-"""Seconds between two looks at a watched file; it must be the same at two looks before it is read."""
 
 
 class Loaders(Protocol):
@@ -88,7 +86,9 @@ class Control:
         await self._group.__aenter__()
         await self._save()
         if self._config.watch and self._file is not None:
-            self._begin(self._watch(self._file))
+            cause = f"{self._file} has changed"
+            rest = Rest(mark_of(self._file))
+            self._begin(watch(self._file, rest, lambda: self._reload(cause)))
         return self
 
     async def __aexit__(
@@ -275,17 +275,6 @@ class Control:
                 if not outcome.ok:
                     _log.warning("%s", outcome.message, extra={"model": outcome.name})
 
-    async def _watch(self, file: Path) -> None:
-        """Reload the file when it has changed and has come to rest."""
-        read = seen = _mark(file)
-        while True:
-            await asyncio.sleep(WATCH_S)
-            mark = _mark(file)
-            if mark is not None and mark == seen and mark != read:
-                read = mark
-                await self._reload(f"{file} has changed")
-            seen = mark
-
 
 async def _each(do: Callable[[str], Awaitable[Outcome]], names: Iterable[str]) -> list[Outcome]:
     """Do the same to several models at once; an error is that model's outcome."""
@@ -299,11 +288,3 @@ async def _each(do: Callable[[str], Awaitable[Outcome]], names: Iterable[str]) -
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(name)) for name in names]
     return [task.result() for task in tasks]
-
-
-def _mark(file: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = file.stat()
-    except OSError:  # being replaced at this moment, or gone: nothing to read
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -51,6 +51,6 @@ def starting_models(
 
 def restored(entry: StoredModel, config: Config) -> Wanted:
     """Return a stored model as it was wanted. Raises ConfigError when this version cannot read it."""
-    document = {"models": [entry.document]}
-    model = from_document(document, Path(entry.base), allow_fake=config.allow_fake).models[0]
+    # Whoever had it stored was allowed to: a fake needs no leave a second time.
+    model = from_document({"models": [entry.document]}, Path(entry.base), allow_fake=True).models[0]
     return Wanted(entry.key, entry.gateway, model, entry.base, entry.origin, config.options_for(model))

@@ -12,6 +12,7 @@ from modeld.admin.schemas import Change, Replacement
 from modeld.errors import ConfigError, LoadFailed, ModeldError, UsageError
 from modeld.supervisor.states import State
 from tests.component.control.conftest import Room, Rooms, document, fake, names, told
+from tests.fakes.worker_link import WAIT_S
 from tests.fakes.workers import Workers
 
 LONGER = {"tokens": 3}
@@ -180,7 +181,7 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(rooms: Rooms, numbe
 
 
 async def test_fakes_are_refused_where_they_are_not_allowed(rooms: Rooms) -> None:
-    """A document cannot allow the stand-ins of tests to a daemon whose owner did not, unless he says so there."""
+    """The stand-ins of tests are refused where neither the daemon nor the document allows them."""
     async with rooms(allow_fake=False) as room:
         with pytest.raises(ConfigError, match="the loader fake is a stand-in for tests"):
             await room.control.apply(room.change("add", fake("a")))
@@ -192,7 +193,10 @@ async def test_fakes_are_refused_where_they_are_not_allowed(rooms: Rooms) -> Non
     [
         ("models: [", "modeld.yaml:1"),
         ("models: [{name: a, loader: fake}]", "stand-in for tests"),
-        ("allow_fake: true\nmodels: [{name: n, loader: fake, aliases: [mine]}]", "'mine'.*added to the running"),
+        (
+            "allow_fake: true\nmodels: [{name: n, loader: fake, aliases: [mine]}]",
+            "'mine'.*added to the running",
+        ),
         (None, "there is no such file"),
     ],
 )
@@ -308,7 +312,11 @@ async def test_a_defect_in_a_change_ends_neither_the_daemon_nor_the_room(
             patch.setattr(room.pool, "update", lambda spec: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await room.control.apply(room.change("add", fake("a", priority=1)))
+            room.write(fake("a", priority=2))
             room.control.reload("SIGHUP")
-            await asyncio.sleep(0)
-        assert "a defect of modeld" in caplog.text
-        await room.do("add", fake("b"))
+            async with asyncio.timeout(WAIT_S):
+                while "SIGHUP: a defect of modeld" not in caplog.text:
+                    await asyncio.sleep(0)
+        assert "add: a defect of modeld" in caplog.text
+        await room.control.apply(room.change("add", fake("b")))
+        assert room.pool.status("b").state is State.READY
