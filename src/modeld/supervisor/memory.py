@@ -111,6 +111,8 @@ class Lease:
 
     owner: Claimant
     devices: Mapping[str, int]
+    free_before: Mapping[str, int]
+    """Free bytes by device when the promise was made."""
     phase: Phase = Phase.LOADING
     held: Mapping[str, int] = field(default_factory=dict)
     """What counts now: the promise, and after loading the measurement."""
@@ -204,19 +206,29 @@ class Memory:
     async def returned(self, lease: Lease) -> None:
         """Wait, RETURN_S seconds at most, until the memory of an ended worker is seen free."""
         lease.phase = Phase.LEAVING
-        gpus = {id_: size for id_, size in lease.held.items() if id_ != HOST and size}
-        if not gpus:
-            return  # the host's memory is free when the processes are gone, and they are
-        measured = self._seen.measured.get(lease.owner.key, Measured())
-        pids = set(measured.pids)
-        before = {device.id: device for device in self.machine.devices}
+        pids = set(self._seen.measured.get(lease.owner.key, Measured()).pids)
+        awaited = {
+            device.id: _Taken(device, lease.held[device.id], lease.free_before.get(device.id, 0), pids)
+            for device in self.machine.devices
+            # The host's memory is free when the processes are gone, and they are.
+            if device.id != HOST and lease.held.get(device.id)
+        }
+        if not any(taken.size for taken in awaited.values()):
+            return
         deadline = self._clock.monotonic() + RETURN_S
-        while stuck := [words for words in self._unreturned(gpus, pids, before)]:
+        while True:
+            await self.look(fresh=True)
+            stuck = [
+                f"GPU {device.index} still shows {gib(left)} of it in use"
+                for device in self.machine.devices
+                if device.id in awaited and (left := awaited[device.id].left(device))
+            ]
+            if not stuck:
+                return
             if self._clock.monotonic() >= deadline:
                 _log.warning("after the end of %s, %s", lease.owner.model, "; ".join(stuck))
                 return
             await asyncio.sleep(RETURN_POLL_S)
-            await self.look(fresh=True)
 
     def drop(self, lease: Lease) -> None:
         """Take the lease out of the ledger."""
@@ -316,7 +328,8 @@ class Memory:
     def _carry_out(self, plan: Plan) -> None:
         for start in plan.starts:
             waiting = self._claims.pop(start.replica)
-            lease = Lease(waiting.owner, dict(start.devices), held=dict(start.devices))
+            free = {device.id: device.free for device in self.machine.devices}
+            lease = Lease(waiting.owner, dict(start.devices), free, held=dict(start.devices))
             self._leases[start.replica] = lease
             waiting.promised.set_result(lease)
         for eviction in plan.evictions:
@@ -439,19 +452,27 @@ class Memory:
                 held[device] = max(promised, size) if lease.explicit else int(size * (1 + MARGIN))
         lease.held = held
 
-    def _unreturned(
-        self, gpus: Mapping[str, int], pids: set[int], before: Mapping[str, Device]
-    ) -> Iterator[str]:
-        """Name the devices that do not show an ended worker's memory free."""
-        for device in self.machine.devices:
-            size = gpus.get(device.id)
-            if size is None or device.condition is not Condition.OK:
-                continue
-            processes = before[device.id].processes if device.id in before else None
-            if processes is not None and any(pid in pids for pid in processes):
-                still = sum(held for pid, held in (device.processes or {}).items() if pid in pids)
-            else:
-                then = before[device.id].free if device.id in before else 0
-                still = max(int(size * RETURNED_SHARE) - max(device.free - then, 0), 0)
-            if still > (1 - RETURNED_SHARE) * size:
-                yield f"GPU {device.index} still shows {gib(still)} of it in use"
+
+class _Taken:
+    """What an ended worker had taken of a device: `size` bytes."""
+
+    def __init__(self, device: Device, held: int, free_before: int, pids: set[int]) -> None:
+        self._pids = pids
+        self._free = device.free
+        processes = device.processes or {}
+        self._told = any(pid in pids for pid in processes)
+        if self._told:
+            self.size = sum(size for pid, size in processes.items() if pid in pids)
+        else:
+            # The driver does not tell whose memory it is: no more comes back than had gone.
+            self.size = min(held, max(free_before - device.free, 0))
+
+    def left(self, now: Device) -> int:
+        """Return the bytes that are not free yet, 0 when as good as all are."""
+        if now.condition is not Condition.OK:
+            return 0
+        if self._told:
+            left = sum(size for pid, size in (now.processes or {}).items() if pid in self._pids)
+        else:
+            left = self.size - max(now.free - self._free, 0)
+        return left if left > (1 - RETURNED_SHARE) * self.size else 0

@@ -99,7 +99,8 @@ class Sizing:
         footprint = explicit
         if explicit is None and known is not None:
             footprint = _footprint(Source.LEARNED, known.ram, known.vram, f"measured on {device}")
-        if footprint is None or (gpu and not footprint.total(Where.RAM)):
+        ram_open = spec.resources.ram is None and footprint is not None and not footprint.total(Where.RAM)
+        if footprint is None or (gpu and ram_open):
             estimate = await self.estimate(spec, path, machine)
             footprint = estimate if footprint is None else _with_ram_of(footprint, estimate)
         if gpu and spec.resources.ram is not None and explicit is None:

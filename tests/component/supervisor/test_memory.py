@@ -203,6 +203,27 @@ async def test_memory_that_does_not_come_back_is_waited_for_and_then_named(
         assert workers.spawned == ["a", "b"]
 
 
+async def test_memory_that_comes_back_late_is_waited_for(pools: Pools) -> None:
+    """The next model starts when the driver shows the first one's memory free, and not before."""
+    probe = FakeProbe(20 * GIB, {"GPU-a": 20 * GIB})
+    workers = Workers(quick=True)
+    on_gpu = Resources(vram=14 * GIB, ram=0)
+    specs = [spec(name, resources=on_gpu, on_demand=True) for name in ("a", "b")]
+    async with pools(specs, probe=probe, workers=workers) as pool, asyncio.timeout(WAIT_S):
+        await answer(ask(pool, "a"))
+        probe.stuck["GPU-a"] = {workers.of("a").pid: 14 * GIB}
+        asking = asyncio.ensure_future(answer(ask(pool, "b")))
+        await until(pool, State.STOPPING, "a")
+        looks = probe.looks
+        while probe.looks < looks + 4:
+            await asyncio.sleep(0.01)
+        assert workers.spawned == ["a"]
+        assert pool.status("b").state is State.WAITING
+        probe.stuck.clear()
+        assert text_of(await asking) == "ok"
+        assert workers.spawned == ["a", "b"]
+
+
 async def test_a_lost_gpu_is_an_error_and_never_a_quiet_move_to_the_cpu(pools: Pools) -> None:
     """A model for a GPU that does not answer gets a 503 that says so, and loads there when it is back."""
     probe = FakeProbe(20 * GIB, {"GPU-a": 20 * GIB})
