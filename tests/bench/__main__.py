@@ -1,8 +1,8 @@
 """`nox -s bench`: what modeld costs, as ratios and differences against the raw engine in the same run.
 
-Two parts. The engine part serves the demo model twice, by llama.cpp alone and by modeld, and alternates
+The engine part serves the demo model twice, by llama.cpp alone and by modeld, and alternates
 requests between them. The gateway part uses the scripted loader, so that modeld itself is all there is to
-measure. Nothing here passes or fails: it prints figures.
+measure. The swap part asks for the model that is not loaded. Nothing here passes or fails: it prints figures.
 """
 
 from __future__ import annotations
@@ -269,12 +269,70 @@ async def start_part(folder: Path) -> None:
     )
 
 
+# --- swapping -----------------------------------------------------------------------------------------------
+
+
+async def swap_part(folder: Path) -> None:
+    """Ask for the model that is not loaded, again and again, with room for one of two: idle, so it goes."""
+    memory = 100 * 1024**2
+    scripted = [fake(name, memory=memory) | {"load": "on_demand"} for name in ("one", "other")]
+    await _swaps(folder / "fake", "scripted model", scripted, 170 * 1024**2, 20)
+    model = demo_model()
+    real = [llama(name, model, n_ctx=1024) | {"load": "on_demand"} for name in ("one", "other")]
+    await _swaps(folder / "real", "llama.cpp, demo model", real, 300 * 1024**2, 12)
+
+
+async def _swaps(folder: Path, what: str, models: list[dict[str, Any]], ram: int, rounds: int) -> None:
+    """Print what a swap takes beyond the new engine's own load and its own first token.
+
+    The load is what the daemon itself gives as "loaded in": from the worker's process to its Ready. The first
+    token is that of the same request to the same engine, once it is loaded.
+    """
+    folder.mkdir()
+    names = [str(model["name"]) for model in models]
+    config = {"allow_fake": True, "memory": {"ram": ram}, "models": models}
+    async with running(folder, config) as daemon:
+        target = Target(port=_port(daemon))
+        wires = {name: _chat(name, stream=True, max_tokens=1, cache_prompt=False) for name in names}
+        for name in names:  # once each, so that sizes are known
+            await stream(target, wires[name])
+        loads, firsts, added = [], [], []
+        for turn in range(rounds):
+            name = names[turn % 2]
+            before = await _load_seconds(daemon, name)
+            cold = (await stream(target, wires[name])).first
+            load = await _load_seconds(daemon, name) - before
+            assert load > 0, f"{name} was loaded already"
+            warm = statistics.median([(await stream(target, wires[name])).first for _ in range(3)])
+            loads.append(load)
+            firsts.append(warm)
+            added.append(cold - load - warm)
+    load, warm, extra = (statistics.median(values) * 1000 for values in (loads, firsts, added))
+    say(
+        f"swap: {what} (median of {rounds})",
+        f"{extra:.0f} ms",
+        f"engine's own load {load:.0f} ms, first token {warm:.0f} ms, modeld adds {extra:.0f} ms "
+        f"(worst {max(added) * 1000:.0f} ms)",
+    )
+
+
+async def _load_seconds(daemon: Daemon, name: str) -> float:
+    """Return the seconds that all loads of a model have taken."""
+    found = [
+        value
+        for sample, value in (await daemon.metrics()).items()
+        if sample.startswith("modeld_model_load_seconds_sum{") and f'model="{name}"' in sample
+    ]
+    return sum(found)
+
+
 async def main(parts: list[str], rounds: int) -> None:
     """Run the parts in a folder of their own."""
     steps: dict[str, Callable[[Path], Awaitable[None]]] = {
         "start": start_part,
         "gateway": gateway_part,
         "engine": lambda folder: engine_part(folder, rounds),
+        "swap": swap_part,
     }
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="md") as folder:
@@ -284,7 +342,10 @@ async def main(parts: list[str], rounds: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure modeld.")
     parser.add_argument(
-        "parts", nargs="*", default=["start", "gateway", "engine"], help="start, gateway, engine"
+        "parts",
+        nargs="*",
+        default=["start", "gateway", "engine", "swap"],
+        help="start, gateway, engine, swap",
     )
     parser.add_argument("--rounds", type=int, default=200, help="alternations of the engine part")
     arguments = parser.parse_args()

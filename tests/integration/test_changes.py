@@ -114,7 +114,7 @@ async def test_a_real_model_is_added_by_its_path_and_is_back_after_a_kill(
         await daemon.ended()
     async with running(short_dir, {"models": [small]}) as daemon, asyncio.timeout(60):
         assert await names(daemon) == {"own", "extra"}
-        assert "extra was added to the running daemon, and is back" in "\n".join(daemon.lines)
+        assert "extra, which was added to the running daemon, is back" in "\n".join(daemon.lines)
         said = await daemon.ctl("remove", "own", "--json")
         [note] = said.json["plan"]["notes"]
         assert "comes back at the next start" in note
@@ -218,7 +218,7 @@ async def test_an_edit_replaces_the_edited_model_alone(short_dir: Path, way: str
         async with talking(daemon.url, "talker"):
             daemon.write(new)
             await tell(daemon)
-            await daemon.line("b: replaced: the new one took over when it was ready")
+            await daemon.line("replaced: the new one took over when it was ready")
             assert await reply(daemon, "b") == "new"
         after = await pids(daemon)
         assert {name for name in after if after[name] != before[name]} == {"b"}
@@ -243,7 +243,7 @@ async def test_blue_green_keeps_streams_where_they_are(short_dir: Path) -> None:
             answer = await stream.to_end()
             assert answer.done
             assert answer.text == whole(tokens)
-            await daemon.line("b: replaced: the new one took over when it was ready")
+            await daemon.line("replaced: the new one took over when it was ready")
         assert [worker.pid for worker in workers_of(daemon.pid)] == [await daemon.pid_of("b")]
 
 
@@ -271,7 +271,7 @@ async def test_stop_start_when_both_do_not_fit_or_the_owner_says_so(short_dir: P
             meanwhile = asyncio.ensure_future(reply(daemon, "b"))
             assert (await stream.to_end()).text == whole(tokens)
             assert await meanwhile == "new"
-            await daemon.line(f"b: replaced: {words}")
+            await daemon.line(f"replaced: {words}")
         assert seen.most == 1
 
 
@@ -352,7 +352,7 @@ async def test_a_model_in_use_is_renamed(short_dir: Path) -> None:
             assert await reply(daemon, "before") is None
             answer = await stream.to_end()
             assert (answer.text, answer.done) == (whole(tokens), True)
-            await daemon.line("before: removed")
+            await daemon.line("[before] removed")
         assert await reply(daemon, "after") == whole(tokens)
         assert [worker.pid for worker in workers_of(daemon.pid)] == [await daemon.pid_of("after")]
 

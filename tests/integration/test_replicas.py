@@ -110,7 +110,7 @@ async def test_copies_that_do_not_fit_wait_and_the_others_serve(short_dir: Path)
     """
     model = fake("m", memory=100 * MIB, tokens=2) | {"num_replicas": 3}
     other = fake("other", memory=100 * MIB, tokens=2) | {"priority": 1}
-    limit = {"memory": {"ram": 400 * MIB}}
+    limit = {"memory": {"ram": 440 * MIB}}
     async with (
         running(short_dir, config(other, model, **limit)) as daemon,
         aiohttp.ClientSession() as session,
