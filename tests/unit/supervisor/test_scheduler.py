@@ -446,6 +446,29 @@ def test_a_later_small_claim_takes_only_what_the_first_leaves_over() -> None:
             assert [start.replica for start in decided.starts] == (["later"] if goes else [])
 
 
+def test_a_claim_that_waits_for_its_turn_keeps_its_place() -> None:
+    """A large model waits while another loads: of the 70 free it needs 60, and small ones get the 10 left."""
+    held = (Holding("a", "a", {"host": 30}, Phase.LOADING),)
+    first = _claim("first", Demand(ram=60), active=True)
+    for size, goes in ((10, True), (11, False)):
+        later = _claim("later", Demand(ram=size), active=True, since=1)
+        decided = plan(View((host(100),), held, (first, later), 8))
+        assert decided.waits["first"].startswith("waits for its turn: a is loading")
+        assert [start.replica for start in decided.starts] == (["later"] if goes else [])
+
+
+def test_a_gpu_that_is_kept_for_a_claim_is_not_emptied_for_another() -> None:
+    """A whole GPU is not found where an earlier claim waits for a part of it: the other GPU is waited for."""
+    spaces = (host(100), gpu(0, 20), gpu(1, 20))
+    held = (
+        Holding("a", "a", {"GPU-0": 10}, in_flight=1),
+        Holding("b", "b", {"GPU-1": 20}, in_flight=1, priority=1),
+    )
+    part = _claim("part", Demand(vram=15), active=True)
+    whole = _claim("whole", Demand(gpus=1), active=True, since=1)
+    assert plan(View(spaces, held, (part, whole), 8)).victims == {"part": {"a"}, "whole": {"b"}}
+
+
 def test_what_a_leaver_brings_is_counted_once() -> None:
     """Two claims wait for A's 80: of the 20 free a third may have the 5 that both leave over, and no more."""
     held = (Holding("a", "a", {"host": 80}, in_flight=1),)
