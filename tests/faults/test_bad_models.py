@@ -29,7 +29,7 @@ async def test_missing_junk_and_truncated_files_fail_at_once_with_the_reason(
     reasons = {
         "missing": str(short_dir / "no.gguf"),
         "junk": "not a GGUF file",
-        "cut": "failed to load model",
+        "cut": "is cut short or damaged",
     }
     async with running(short_dir, {"models": models}) as daemon, aiohttp.ClientSession() as session:
         for name, reason in reasons.items():
