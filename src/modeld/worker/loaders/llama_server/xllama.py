@@ -27,6 +27,25 @@ def _set(path: str, convert: Callable[[str], Any]) -> Callable[[Any, str], None]
     return apply
 
 
+def _cache_type(value: str) -> Any:
+    import xllamacpp
+
+    return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{value.upper()}")
+
+
+def _flash_attention(value: str) -> Any:
+    import xllamacpp
+
+    words = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
+    return getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{words[value]}")
+
+
+def _split(params: Any, value: str) -> None:
+    shares = [float(share) for share in value.split(",")]
+    # The engine's list has a place for every device it could have.
+    params.tensor_split = shares + [0.0] * (len(params.tensor_split) - len(shares))
+
+
 FLAGS: dict[str, Callable[[Any, str], None]] = {
     "--threads": _set("cpuparams.n_threads", int),
     "-t": _set("cpuparams.n_threads", int),
@@ -34,6 +53,14 @@ FLAGS: dict[str, Callable[[Any, str], None]] = {
     "-tb": _set("cpuparams_batch.n_threads", int),
     "--ubatch-size": _set("n_ubatch", int),
     "-ub": _set("n_ubatch", int),
+    "--cache-type-k": _set("cache_type_k", _cache_type),
+    "-ctk": _set("cache_type_k", _cache_type),
+    "--cache-type-v": _set("cache_type_v", _cache_type),
+    "-ctv": _set("cache_type_v", _cache_type),
+    "--flash-attn": _set("flash_attn_type", _flash_attention),
+    "-fa": _set("flash_attn_type", _flash_attention),
+    "--tensor-split": _split,
+    "-ts": _split,
     "--reasoning-budget": _set("sampling.reasoning_budget_tokens", int),
     "--sse-ping-interval": _set("sse_ping_interval", int),
     "--slot-save-path": _set("slot_save_path", str),
