@@ -352,7 +352,7 @@ async def test_a_model_in_use_is_renamed(short_dir: Path) -> None:
             assert await reply(daemon, "before") is None
             answer = await stream.to_end()
             assert (answer.text, answer.done) == (whole(tokens), True)
-            await daemon.line("[before] removed")
+            await daemon.line("[before] stopped: it was removed")
         assert await reply(daemon, "after") == whole(tokens)
         assert [worker.pid for worker in workers_of(daemon.pid)] == [await daemon.pid_of("after")]
 
