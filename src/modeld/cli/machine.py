@@ -117,4 +117,6 @@ def _difference(used: Footprint, estimate: Footprint) -> str:
     now, then = (sum(part.total(where) for where in Where) for part in (used, estimate))
     if not then or now == then:
         return ""
+    if now >= 3 * then:
+        return f"the {used.source} figure is {now / then:,.0f} times as large"
     return f"the {used.source} figure is {abs(now - then) / then:.0%} {'above' if now > then else 'below'} it"

@@ -110,9 +110,11 @@ async def _show(running: Running) -> None:
     if ready:
         # Small models ramble: without a limit the first answer could take a minute.
         messages = '[{"role": "user", "content": "Say hello"}]'
-        body = f'{{"model": "{ready[0].name}", "max_tokens": 40, "messages": {messages}}}'
+        tried = min(ready, key=lambda status: status.gateway != "")  # the default gateway's, if it has one
+        body = f'{{"model": "{tried.served_name}", "max_tokens": 40, "messages": {messages}}}'
         key = " -H 'Authorization: Bearer YOUR_KEY'" if running.keyed else ""
         print("Try it:")
-        url = f"{running.address}/v1/chat/completions"
+        route = f"/{tried.gateway}" if tried.gateway else ""
+        url = f"{running.address}{route}/v1/chat/completions"
         print(f"  curl {url} -H 'Content-Type: application/json'{key} -d '{body}'")
     sys.stdout.flush()

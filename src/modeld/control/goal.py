@@ -67,7 +67,7 @@ def work_out(change: Change, present: Present, env: Mapping[str, str]) -> Goal:
         case _:
             wanted, config = _reread(present, env, notes)
             filed = frozenset(each.key for each in wanted if each.origin == "file")
-    _check_names(wanted)
+    _check_names(wanted, present.wanted)
     difference = diff(present.wanted, wanted, additive=False)
     wakes: tuple[str, ...] = ()
     if change.kind == "reconcile" and change.document is None:
@@ -205,7 +205,7 @@ def _later(name: str, file: Path) -> str:
 # --- rules --------------------------------------------------------------------------------------------------
 
 
-def _check_names(wanted: Sequence[Wanted]) -> None:
+def _check_names(wanted: Sequence[Wanted], present: Sequence[Wanted]) -> None:
     """Raise ConfigError when a name or an alias would stand for two models of one gateway."""
     names: dict[tuple[str, str], Wanted] = {}
     for each in wanted:
@@ -213,13 +213,15 @@ def _check_names(wanted: Sequence[Wanted]) -> None:
             other = names.setdefault(name, each)
             if other is not each:
                 raise ConfigError(
-                    f"the name {name[1]!r} would stand for two models, {_told(other)} and {_told(each)}; "
+                    f"the name {name[1]!r} would stand for two models, {_told(other, present)} and "
+                    f"{_told(each, present)}; "
                     "names and aliases are unique within a gateway"
                 )
 
 
-def _told(wanted: Wanted) -> str:
-    origin = ", which was added to the running daemon" if wanted.origin == "added" else ""
+def _told(wanted: Wanted, present: Sequence[Wanted]) -> str:
+    before = wanted.origin == "added" and any(each.key == wanted.key for each in present)
+    origin = ", which was added to the running daemon" if before else ""
     return f"{wanted.key!r}{origin}"
 
 

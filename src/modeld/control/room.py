@@ -176,10 +176,11 @@ class Control:
     async def _carry_out(
         self, goal: Goal, strategy: Literal["blue_green", "stop_start"]
     ) -> tuple[Outcome, ...]:
-        """Do what is planned: what gives memory back comes first, what takes more comes last.
+        """Do what is planned.
 
-        So a model that is replaced finds the room of those removed, and no added one takes the room that lets
-        its old worker serve until the new one is ready.
+        Models that are replaced come after those removed, whose room they find, and before those added, which
+        take none that lets an old worker serve until the new one is ready. Where nothing is replaced, added
+        models need not wait for the open requests of removed ones: one of them may be the other, renamed.
         """
         specs = specs_of(goal.wanted, goal.config)
         pool = self._pool
@@ -204,12 +205,15 @@ class Control:
             return await self._come_up(name)
 
         replaces = [replacement.name for replacement in goal.plan.replaces]
-        outcomes = await _each(remove, goal.plan.removes)
-        outcomes += await _each(replace, replaces)
+        adds = goal.plan.adds
+        early, late = ((), adds) if replaces else (adds, ())
         async with asyncio.TaskGroup() as group:
-            added = group.create_task(_each(add, goal.plan.adds))
-            woken = group.create_task(_each(wake, goal.wakes))
-        return (*outcomes, *added.result(), *woken.result())
+            removing = group.create_task(_each(remove, goal.plan.removes))
+            adding = group.create_task(_each(add, early))
+        replaced = await _each(replace, replaces)
+        added = adding.result() + await _each(add, late)
+        woken = await _each(wake, goal.wakes)
+        return (*removing.result(), *replaced, *added, *woken)
 
     async def _come_up(self, name: str) -> Outcome:
         status = await self._pool.came_up(name)

@@ -31,6 +31,9 @@ FAILED_COOL_S = 60.0
 MEMORY_RETRY_S = 5.0
 """What a caller is told to wait when memory is held by pinned models or other programs."""
 
+UNLOADED = "unloaded"
+"""What a status says of a model that its owner brought down."""
+
 NEAREST: tuple[State, ...] = (
     State.READY,
     State.DRAINING,
@@ -139,14 +142,15 @@ class Deployment:
         self._target = 0
         for replica in self.replicas:
             replica.unwant(cause, words, drain_s)
+        because = "" if words == UNLOADED else f": {words}"
         self.tickets.refuse_waiting(
-            ModelUnavailable(f"model {self.spec.name!r} was unloaded: {words}", param="model")
+            ModelUnavailable(f"model {self.spec.name!r} was unloaded{because}", param="model")
         )
         self._publish()
 
     def unload_asked(self, drain_s: float | None = None) -> None:
         """Go down because the owner says so: a model on demand comes back with the next request."""
-        self.unload("asked", "unloaded", drain_s, stay=not self.spec.on_demand)
+        self.unload("asked", UNLOADED, drain_s, stay=not self.spec.on_demand)
 
     def restart(self) -> None:
         """Go down and up again."""
@@ -279,7 +283,7 @@ class Deployment:
         if idle and self.spec.on_demand and self._target and not self._passive:
             not_begun = {State.WAITING, State.STOPPED}
             if all(replica.status.state in not_begun for replica in self.replicas):
-                self.unload("left", "everybody who waited for it has left")
+                self.unload("left", "nobody waits for it")
 
     def _choose(self, ticket: Ticket) -> Replica | None:
         memory = self._world.memory
@@ -429,7 +433,9 @@ class Deployment:
         idle_at = self.idle_unload_at
         if idle_at is not None and now >= idle_at:
             self._world.observer.evicted(self.spec.name, "idle")
-            self.unload("idle", f"no request for {now - self._used_at:.0f} s")
+            idle_s = now - self._used_at
+            at_once = "its last request has ended, and its keep_alive is 0"
+            self.unload("idle", f"no request for {idle_s:.0f} s" if idle_s >= 1 else at_once)
             return None
         scale_at = self._scale(now) if not self.spec.scaling.fixed and not self._down else None
         self._deadline = min((at for at in (idle_at, scale_at) if at is not None), default=None)
@@ -537,7 +543,7 @@ class Deployment:
         message, cause = lead.message, lead.cause
         ready = sum(replica.status.state is State.READY for replica in replicas)
         if len(replicas) > 1:
-            message = f"{ready} of {max(self._target, 1)} replicas are ready; {message}"
+            message = f"{ready} of {self._target or len(replicas)} replicas are ready; {message}"
         if lead.state is State.STOPPED and cause == "start":
             message = "not loaded yet: the first request loads it" if self._by_request else message
         if self._held:

@@ -347,8 +347,9 @@ class Memory:
                     LoadFailed(refusal.message, code="does_not_fit", permanent=True)
                 )
                 continue
-            cause = "turn" if refusal is None and self.fits(waiting.demand) else "memory"
-            waiting.owner.explain(cause, plan.waits.get(key) or (refusal.message if refusal else ""))
+            words = plan.waits.get(key) or (refusal.message if refusal else "")
+            turn = words == scheduler.UNSIZED or (refusal is None and self.fits(waiting.demand))
+            waiting.owner.explain("turn" if turn else "memory", words)
             if refusal is not None and refusal.never is not Never.NO:
                 waiting.owner.refuse(refusal)
 

@@ -23,7 +23,7 @@ from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine
 from modeld.supervisor.memory import Memory
 from modeld.supervisor.observation import Limits
-from modeld.supervisor.placement import Found, Refusal, Space, gib
+from modeld.supervisor.placement import Found, Never, Refusal, Space, gib
 from modeld.supervisor.restart import RestartPolicy
 from modeld.supervisor.sizing import Sizing
 from modeld.supervisor.spec import ModelSpec, Resolve
@@ -401,7 +401,8 @@ class Pool:
         if running:
             return "It is loaded."
         if isinstance(answer, Refusal):
-            return f"It would not fit now: {answer.message}."
+            now = "" if answer.never is Never.EVER else " now"
+            return f"It would not fit{now}: {answer.message}."
         labels = {space.id: space.label for space in self.memory.spaces()}
         places = ", ".join(
             f"{gib(size)} on {labels[device]}" if device != HOST else f"{gib(size)} of RAM"

@@ -95,6 +95,14 @@ class _OutOfMemory(LoadFailed):
     """A load ran out of memory."""
 
 
+def _weight(to: State, cause: str) -> int:
+    """Return a move's weight in the log: mere steps on the way are for whoever looks closer."""
+    if to in (State.BACKOFF, State.FAILED):
+        return logging.WARNING
+    step = to in (State.STARTING, State.STOPPING) or (to is State.WAITING and cause == "turn")
+    return logging.DEBUG if step else logging.INFO
+
+
 class Replica:
     """One copy of a model and all that belongs to it."""
 
@@ -129,7 +137,9 @@ class Replica:
         return self._wanted
 
     def want(self) -> None:
-        """Ask for it to be up; a FAILED one gets a new chance, one in BACKOFF tries now."""
+        """Ask for it to be up; a FAILED one gets a new chance, one in BACKOFF tries now, and one that lacks
+        its engine looks for it.
+        """
         state = self.status.state
         if state is State.BACKOFF or (not self._wanted and state not in (State.STOPPED, State.FAILED)):
             # A stop asked for a moment ago still comes first: somebody waits to see it.
@@ -137,6 +147,7 @@ class Replica:
         self._crashes = ()
         self._wanted = True
         self._nudge.set()
+        self.recheck()
 
     def unwant(self, cause: str, words: str, drain_s: float | None = None) -> None:
         """Ask for it to be down, after at most `drain_s` seconds for its open requests."""
@@ -305,6 +316,8 @@ class Replica:
             words = f"the engine of the loader {self._owner.spec.loader} is missing: {missing.detail}{fix}"
             if self.status.state is State.STARTING:
                 self._move(State.WAITING, "engine", words)
+            else:
+                self._update(message=words)  # who asked for another look hears that it was in vain
             self._owner.failed(self, LoadFailed(words, code="engine_missing"))
             self._recheck.clear()
             with contextlib.suppress(TimeoutError):
@@ -528,7 +541,7 @@ class Replica:
         )
         self._world.feed.publish("state", self.model, state=to.value, cause=cause, message=message)
         _log.log(
-            logging.WARNING if to in (State.BACKOFF, State.FAILED) else logging.INFO,
+            _weight(to, cause),
             "%s: %s",
             to.value,
             message,

@@ -103,6 +103,10 @@ class Plan:
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
 
 
+UNSIZED = "waits until the size of every model is known"
+"""Why a claim waits though nothing is said yet of its chances."""
+
+
 def plan(view: View) -> Plan:
     """Decide, claim by claim in order: each finds its place in what earlier ones leave.
 
@@ -115,7 +119,7 @@ def plan(view: View) -> Plan:
     draft = _Draft()
     for claim in _in_order(view, books):
         if view.sizing and not claim.active:
-            draft.waits[claim.replica] = "waits until the size of every model is known"
+            draft.waits[claim.replica] = UNSIZED
             continue
         place = search(books, _search(claim, turns.taken))
         if place is None:

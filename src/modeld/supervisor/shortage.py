@@ -66,7 +66,9 @@ def _on_one(books: Books, demand: Demand) -> Refusal:
     if best is Never.DEVICE:
         return Refusal(words, best)
     where = " on one GPU; " if len(told) > 1 or best in (Never.EVER, Never.OTHERS) else ", "
-    return Refusal(f"needs {gib(books.gpu_bytes(demand, books.gpus[0]))}{where}{words}", best)
+    # A share is one of each GPU's own size: it is told of the one that could give it first.
+    first = min(nevers, key=lambda at: (_HOPE.index(nevers[at]), at))
+    return Refusal(f"needs {gib(books.gpu_bytes(demand, first))}{where}{words}", best)
 
 
 def _of_each(books: Books, nevers: Mapping[int, Never], best: Never) -> str:
@@ -76,7 +78,8 @@ def _of_each(books: Books, nevers: Mapping[int, Never], best: Never) -> str:
         by_hope = [at for at in by_hope if nevers[at] is best]  # the others are too small
     clauses = [_clause(books, at, nevers[at]) for at in by_hope[:NAMED]]
     if len(by_hope) > NAMED:
-        clauses.append(f"{len(by_hope) - NAMED} more GPUs have no more")
+        more = len(by_hope) - NAMED
+        clauses.append(f"{more} more GPU{'s have' if more > 1 else ' has'} no more")
     return "; ".join(clauses)
 
 
@@ -124,7 +127,8 @@ def _on_group(books: Books, demand: Demand) -> Refusal:
     lacking = [at for at in by_hope if books.on[at] or books.spoken[at] or nevers[at] is not Never.NO]
     clauses = [_clause(books, at, nevers[at]) for at in lacking[:NAMED]]
     if len(lacking) > NAMED:
-        clauses.append(f"{len(lacking) - NAMED} more are not empty either")
+        more = len(lacking) - NAMED
+        clauses.append(f"{more} more {'are' if more > 1 else 'is'} not empty either")
     empty = len(books.gpus) - len(lacking)
     return Refusal(f"{wanted}, {empty} of {len(books.gpus)} empty; {'; '.join(clauses)}", never)
 

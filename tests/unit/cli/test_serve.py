@@ -10,8 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from modeld import daemon
-from modeld.cli.serve import serve
+from modeld.cli.serve import _show, serve
 from modeld.config.schema import Config
+from modeld.daemon import Running
+from tests.component.supervisor.conftest import make_pool, spec
+from tests.fakes.workers import Workers
 
 TEXT = """\
 log: {{level: {level}}}
@@ -75,3 +78,22 @@ def test_a_start_without_a_file_has_nothing_to_warn_of(
         result = CliRunner().invoke(serve, arguments)
         assert (result.exit_code, "WARNING" in result.stderr) == (0, False)
         assert (started[-1][1]["file"], started[-1][1]["resume"]) == (None, resume)
+
+
+@pytest.mark.parametrize(
+    ("gateways", "name", "route"),
+    [(("", "g"), "a", ""), (("g", ""), "b", ""), (("g", "h"), "a", "/g")],
+)
+async def test_the_line_to_try_names_a_model_as_its_gateway_serves_it(
+    gateways: tuple[str, str], name: str, route: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The curl line asks the default gateway's first model, or else another's under its own address."""
+    specs = [
+        spec(f"{gateway}/{name}".removeprefix("/"), gateway=gateway)
+        for gateway, name in zip(gateways, "ab", strict=True)
+    ]
+    async with make_pool(specs, tmp_path, workers=Workers()) as pool:
+        await _show(Running("http://127.0.0.1:1", False, pool))
+    said = capsys.readouterr().out
+    assert f"curl http://127.0.0.1:1{route}/v1/chat/completions " in said
+    assert f'{{"model": "{name}", ' in said
