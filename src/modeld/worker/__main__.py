@@ -48,4 +48,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The model is closed and the link too: what is left is Python's tidying up, and engines' exit handlers,
+    # for which the next model's load would wait.
+    os._exit(code)
