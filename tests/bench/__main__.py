@@ -285,8 +285,9 @@ async def swap_part(folder: Path) -> None:
 async def _swaps(folder: Path, what: str, models: list[dict[str, Any]], ram: int, rounds: int) -> None:
     """Print what a swap takes beyond the new engine's own load and its own first token.
 
-    The load is what the daemon itself gives as "loaded in": from the worker's process to its Ready. The first
-    token is that of the same request to the same engine, once it is loaded.
+    The load is what the daemon itself gives as "loaded in": from the worker's process to its Ready. From
+    there to the first token it is the engine's first answer, slower than those that follow: a loaded engine's
+    is printed beside it, and what modeld adds to any answer is the gateway part's business.
     """
     folder.mkdir()
     names = [str(model["name"]) for model in models]
@@ -296,23 +297,26 @@ async def _swaps(folder: Path, what: str, models: list[dict[str, Any]], ram: int
         wires = {name: _chat(name, stream=True, max_tokens=1, cache_prompt=False) for name in names}
         for name in names:  # once each, so that sizes are known
             await stream(target, wires[name])
-        loads, firsts, added = [], [], []
+        loads, answers, warm, added = [], [], [], []
         for turn in range(rounds):
             name = names[turn % 2]
             before = await _load_seconds(daemon, name)
-            cold = (await stream(target, wires[name])).first
+            began = time.time()
+            total = (await stream(target, wires[name])).first
+            status = await daemon.model(name)
             load = await _load_seconds(daemon, name) - before
             assert load > 0, f"{name} was loaded already"
-            warm = statistics.median([(await stream(target, wires[name])).first for _ in range(3)])
+            ready = status["since"] - began
             loads.append(load)
-            firsts.append(warm)
-            added.append(cold - load - warm)
-    load, warm, extra = (statistics.median(values) * 1000 for values in (loads, firsts, added))
+            answers.append(total - ready)
+            added.append(ready - load)
+            warm.append((await stream(target, wires[name])).first)
+    load, extra, first, again = (statistics.median(values) * 1000 for values in (loads, added, answers, warm))
     say(
         f"swap: {what} (median of {rounds})",
         f"{extra:.0f} ms",
-        f"engine's own load {load:.0f} ms, first token {warm:.0f} ms, modeld adds {extra:.0f} ms "
-        f"(worst {max(added) * 1000:.0f} ms)",
+        f"engine's own load {load:.0f} ms, modeld adds {extra:.0f} ms (worst {max(added) * 1000:.0f}); "
+        f"first token {first:.0f} ms after that, {again:.0f} ms when loaded",
     )
 
 
