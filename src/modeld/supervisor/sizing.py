@@ -120,7 +120,9 @@ class Sizing:
             await self._learned.learn(spec.fingerprint, size.device, ram=ram, vram=vram, load_s=load_s)
 
     async def ran_out(self, spec: ModelSpec, size: Size, promised: Mapping[str, int]) -> str:
-        """Remember that the promise was too small; return in words what will be asked for next."""
+        """Remember that the promise was too small; return in words what follows from it."""
+        if size.explicit:
+            return f"the {gib(size.total)} of the configuration are too little: raise vram or ram"
         on_host = promised.get(HOST, 0)
         on_gpus = sum(bytes_ for id_, bytes_ in promised.items() if id_ != HOST)
         # What ran out is the GPU when there is one: the host's own kills are rarer than cudaMalloc's.

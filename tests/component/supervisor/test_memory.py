@@ -260,8 +260,9 @@ async def test_a_load_that_runs_out_of_memory_makes_room_and_tries_once_more(poo
     out = LoadFailed("cudaMalloc failed: out of memory", code="load_failed")
     specs = [
         spec("idle", footprint=4 * GIB, on_demand=True),
-        spec("m", footprint=6 * GIB, on_demand=True, fingerprint="f1"),
+        spec("m", resources=Resources(), on_demand=True, fingerprint="f1"),
     ]
+    await learned.learn("f1", HOST, ram=6 * GIB, vram=0, load_s=1.0)
     async with pools(specs, workers=workers, observer=observer, learned=learned) as pool:
         await pool.load("idle")
         workers.failures["m"] = [out]
@@ -274,3 +275,15 @@ async def test_a_load_that_runs_out_of_memory_makes_room_and_tries_once_more(poo
         assert text_of(await answer(ask(pool))) == "ok"  # after a backoff, the third try
         assert learned.raised == [("f1", int(6 * GIB * 1.25), 0)]
         assert deployment(pool).status.restarts == 1
+
+
+async def test_a_configured_figure_that_is_too_small_is_named(pools: Pools) -> None:
+    """Where the owner's own figure stands, running out of memory twice says that it must be raised."""
+    workers, learned = Workers(), MemoryOfRuns()
+    out = LoadFailed("cudaMalloc failed: out of memory", code="load_failed")
+    workers.failures["m"] = [out] * 10
+    model = spec(footprint=6 * GIB, on_demand=True, fingerprint="f1")
+    async with pools(model, workers=workers, learned=learned) as pool:
+        with pytest.raises(ModelFailed, match=r"the 6\.0 GiB of the configuration are too little"):
+            await answer(ask(pool))
+        assert learned.raised == []
