@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +42,12 @@ from modeld.service.lock import instance_lock
 from modeld.service.notify import Notifier
 from modeld.service.signals import StopSignals, stop_signals
 from modeld.store.db import Database
-from modeld.store.effective import EffectiveConfig
+from modeld.store.effective import EffectiveConfig, StoredModel
 from modeld.store.footprints import Footprints
 from modeld.supervisor import leftovers
 from modeld.supervisor.capabilities import Capabilities, override_from
 from modeld.supervisor.events import EventFeed
-from modeld.supervisor.memory import Limits
+from modeld.supervisor.observation import Limits
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.sizing import Sizing
 from modeld.supervisor.spec import ModelSpec
@@ -151,9 +151,9 @@ async def run(
             await signals.stop.wait()
             notifier.stopping(f"stopping after {signals.cause}")
             _log.info("stopping after %s; open requests get %g s", signals.cause, config.drain_timeout)
+            shown.cancel()  # it would tell of models that stop, as if that were news
             await site.stop()  # nobody new; the connections there are go on
             await _drain(pool, signals, config.drain_timeout)
-            shown.cancel()
             told.cancel()
     _log.info("stopped")
 
@@ -173,11 +173,20 @@ async def _starting(
                 "nothing to serve: there is no configuration from an earlier run in this state directory; "
                 "give --config FILE, or try --demo"
             )
-        return tuple(restored(entry, config) for entry in stored)
+        return tuple(_readable(stored, config))
     wanted, notes = starting_models(config, base, stored)
     for note in notes:
-        _log.info("%s", note)
+        _log.warning("%s", note)
     return wanted
+
+
+def _readable(stored: Iterable[StoredModel], config: Config) -> Iterator[Wanted]:
+    """Restore what this version can read of the last models; the others are named in the log."""
+    for entry in stored:
+        try:
+            yield restored(entry, config)
+        except ModeldError as error:
+            _log.warning("%s cannot be served again: %s", entry.key, error)
 
 
 def _pool(

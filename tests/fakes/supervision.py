@@ -66,7 +66,7 @@ class Engines:
     def __init__(self) -> None:
         self.absent: dict[str, Capability] = {}
 
-    async def missing(self, loader: str) -> Capability | None:
+    async def missing(self, loader: str, *, binary: str | None = None) -> Capability | None:
         """Return what the test has set."""
         return self.absent.get(loader)
 

@@ -310,10 +310,11 @@ class Replica:
         return await self._world.sizing.size(spec, path, machine)
 
     async def _until_engine_is_there(self) -> None:
-        while (missing := await self._world.engines.missing(self._owner.spec.loader)) is not None:
+        spec = self._owner.spec
+        while missing := await self._world.engines.missing(spec.loader, binary=spec.options.get("binary")):
             self._world.memory.sized(self.key)
             fix = f"; this may help: {missing.fix}" if missing.fix else ""
-            words = f"the engine of the loader {self._owner.spec.loader} is missing: {missing.detail}{fix}"
+            words = f"the engine of the loader {spec.loader} is missing: {missing.detail}{fix}"
             if self.status.state is State.STARTING:
                 self._move(State.WAITING, "engine", words)
             else:

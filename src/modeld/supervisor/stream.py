@@ -101,7 +101,7 @@ class Stream:
             before = self._ticket
             assert before is not None
             self._leave()
-            # The queue may have passed to the deployment that replaces the first one, as may the model itself.
+            # The queue may have passed to the deployment that replaces the first, as may the model.
             home = before.home if isinstance(before.home, Deployment) else self._deployment
             while home.successor is not None:
                 home = home.successor

@@ -28,8 +28,8 @@ StartWorker: TypeAlias = Callable[[LogRing, Path, Path, Mapping[str, str] | None
 class Engines(Protocol):
     """Which loaders have their engine on this machine."""
 
-    async def missing(self, loader: str) -> Capability | None:
-        """Return what is missing for a loader, None when it can load."""
+    async def missing(self, loader: str, *, binary: str | None = None) -> Capability | None:
+        """Return what is missing for a loader, None when it can load; `binary` is the model's own program."""
         ...
 
 

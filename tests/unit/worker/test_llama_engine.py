@@ -96,7 +96,7 @@ def test_a_binary_that_cannot_run_and_no_engine_at_all_say_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are permanent, and the second names all three ways to an engine."""
-    with pytest.raises(LoadFailed, match="is not an executable file"):
+    with pytest.raises(LoadFailed, match="is not an executable file, nor on PATH"):
         command(spec(tmp_path, binary=str(tmp_path)), Path("/m"), Path("/s"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

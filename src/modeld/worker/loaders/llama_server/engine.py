@@ -80,8 +80,10 @@ def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
     options = spec.options
     binary = options.get("binary")
     if binary:
-        if not os.access(binary, os.X_OK) or os.path.isdir(binary):
-            raise LoadFailed(f"binary: {binary} is not an executable file", permanent=True)
+        found = shutil.which(binary)  # a bare name is looked up on PATH, a path is taken as it is
+        if found is None:
+            raise LoadFailed(f"binary: {binary} is not an executable file, nor on PATH", permanent=True)
+        binary = found
     else:
         binary = shutil.which("llama-server")
     if binary:

@@ -23,6 +23,8 @@ def look(options: Mapping[str, Any]) -> Capability:
     """Return the engine: the configured `binary`, else llama-server on PATH, else the xllamacpp package."""
     binary = options.get("binary")
     if binary:
+        # A bare name is looked up on PATH, as a shell does.
+        binary = shutil.which(binary) or binary
         if not os.path.isfile(binary) or not os.access(binary, os.X_OK):
             what = "is not executable" if os.path.isfile(binary) else "is not there"
             return Capability(False, f"the configured binary {binary} {what}", _fix_file(binary))
