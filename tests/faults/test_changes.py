@@ -91,7 +91,7 @@ async def test_a_victim_is_reconfigured_while_another_waits_for_its_memory(short
         asyncio.timeout(40),
         watched(daemon.pid) as seen,
     ):
-        async with opened(session, daemon.url, "a", max_tokens=200) as stream:
+        async with opened(session, daemon.url, "a", max_tokens=150) as stream:
             await stream.until_text()
             for_b = asyncio.ensure_future(chat(session, daemon.url, "b"))
             await daemon.until("b", "waiting")
@@ -100,7 +100,7 @@ async def test_a_victim_is_reconfigured_while_another_waits_for_its_memory(short
             await daemon.line("draining: replaced by its new configuration")
             for_a = asyncio.ensure_future(chat(session, daemon.url, "a"))
             answer = await stream.to_end()
-            assert answer.text == "".join(f"tok{count} " for count in range(200))
+            assert answer.text == "".join(f"tok{count} " for count in range(150))
             assert answer.done
         assert (await for_b).text == "b"
         assert (await for_a).text == "new"

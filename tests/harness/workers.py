@@ -13,7 +13,7 @@ MIB = 1024**2
 WORKER = 28 * MIB
 """A worker's own memory, beside its model's."""
 
-LOOK_S = 0.01
+LOOK_S = 0.02
 """Seconds between two looks."""
 
 

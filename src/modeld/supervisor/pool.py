@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from modeld.clock import Clock
-from modeld.errors import ModelFailed, ModelUnavailable, NotFound
+from modeld.errors import ModelFailed, ModelUnavailable
 from modeld.hardware import host
 from modeld.hardware.footprint import Footprint
 from modeld.hardware.machine import HOST, Machine, Probe
@@ -25,6 +25,7 @@ from modeld.supervisor.memory import Memory
 from modeld.supervisor.observation import Limits
 from modeld.supervisor.placement import Found, Never, Refusal, Space, gib
 from modeld.supervisor.restart import RestartPolicy
+from modeld.supervisor.roster import Roster, end_of
 from modeld.supervisor.sizing import Sizing
 from modeld.supervisor.spec import ModelSpec, Resolve
 from modeld.supervisor.states import State, Status
@@ -39,20 +40,6 @@ TICK_S = 0.05
 """Seconds between two rounds of housekeeping at least."""
 
 GONE = (State.STOPPED, State.FAILED)
-
-
-def _settled(deployment: Deployment, status: Status) -> bool:
-    """Say whether `status` is an end: READY, FAILED, waiting for what may never come, or STOPPED for good."""
-    if status.state is State.STOPPED:
-        return not deployment.wanted
-    waits = status.state is State.WAITING and status.cause in ("memory", "engine")
-    return waits or status.state in (State.READY, State.FAILED)
-
-
-async def _end_of(deployment: Deployment) -> Status:
-    # A FAILED model that is wanted has just been asked to try again.
-    now = not (deployment.wanted and deployment.status.state is State.FAILED)
-    return await deployment.until(partial(_settled, deployment), now=now)
 
 
 class Pool:
@@ -110,11 +97,7 @@ class Pool:
             queue_timeout_s=queue_timeout_s,
         )
         self._specs = tuple(specs)
-        self._deployments: dict[str, Deployment] = {}
-        self._retiring: set[Deployment] = set()
-        self._names: dict[tuple[str, str], Deployment] = {}
-        self._gateways: tuple[str, ...] = ()
-        self._generations = 0
+        self.roster = Roster(self._world)
 
     async def __aenter__(self) -> Pool:
         """Start every eager model's life; none is READY yet."""
@@ -123,10 +106,8 @@ class Pool:
             self._group.create_task(self.memory.run()),
             self._group.create_task(self._keep_house()),
         ]
-        for spec in self._specs:
-            self._deployments[spec.name] = Deployment(spec, self._world)
-        self._index()
-        for deployment in self._deployments.values():
+        self.roster.begin(self._specs)
+        for deployment in self.roster.present():
             deployment.start()
         return self
 
@@ -138,7 +119,9 @@ class Pool:
             if kind is None:
                 await self.stop(0.0)
         finally:
-            for deployment in self._all():  # also when stopping was itself cancelled, or the group never ends
+            for (
+                deployment
+            ) in self.roster.all():  # also when stopping was itself cancelled, or the group never ends
                 deployment.end()
             for task in self._tasks:
                 task.cancel()
@@ -151,15 +134,15 @@ class Pool:
 
     async def stop(self, drain_s: float) -> None:
         """Stop every model, giving open requests up to `drain_s` seconds; returns when no worker is left."""
-        for deployment in self._all():
+        for deployment in self.roster.all():
             deployment.unload("asked", "the daemon is stopping", drain_s, stay=True)
         async with asyncio.TaskGroup() as group:
-            for deployment in self._all():
+            for deployment in self.roster.all():
                 group.create_task(deployment.until(lambda status: status.state in GONE))
 
     def abandon(self) -> None:
         """Kill every worker at once; open requests fail. `stop` then has nothing to wait for."""
-        for deployment in self._all():
+        for deployment in self.roster.all():
             for replica in deployment.replicas:
                 replica.abandon()
 
@@ -167,45 +150,45 @@ class Pool:
 
     def status(self, name: str) -> Status:
         """Return one model's status, cheaply. Raises NotFound (`model_not_found`)."""
-        return self._deployment(name).snapshot()
+        return self.roster[name].snapshot()
 
     def find(self, gateway: str, name: str) -> Status | None:
         """Return the status of the model that a gateway ("" is the default one) serves under a name or alias.
 
         It is the last published one: the queue's figures in it are not kept up to date.
         """
-        deployment = self._names.get((gateway, name))
+        deployment = self.roster.find(gateway, name)
         return deployment.status if deployment is not None else None
 
     def gateways(self) -> tuple[str, ...]:
         """Return the named gateways there are, without the default one."""
-        return self._gateways
+        return self.roster.gateways
 
     def statuses(self) -> tuple[Status, ...]:
         """Return every model's status, by name; memory is measured at most every MEASURE_S seconds."""
         now = self._clock.monotonic()
         if now - self._measured_at >= MEASURE_S:
             self._measured_at = now
-            for deployment in self._deployments.values():
+            for deployment in self.roster.present():
                 for replica in deployment.replicas:
                     if replica.pid is not None:
                         measured = self.memory.measured(replica.key)
                         on_gpus = sum(measured.gpus.values()) if measured is not None else 0
                         replica.remember(host.tree_memory(replica.pid) + on_gpus)
-        return tuple(self._deployments[name].detail() for name in sorted(self._deployments))
+        return tuple(deployment.detail() for deployment in self.roster.present())
 
     def log_lines(self, name: str) -> list[LogLine]:
         """Return the kept lines of a model's log. Raises NotFound."""
-        return self._deployment(name).ring.lines()
+        return self.roster[name].ring.lines()
 
     def follow_log(self, name: str) -> AbstractContextManager[AsyncIterator[LogLine]]:
         """Follow a model's log from now on. Raises NotFound."""
-        return self._deployment(name).ring.follow()
+        return self.roster[name].ring.follow()
 
     async def settled(self) -> None:
         """Wait until no model is on its way any more: each is READY, FAILED, STOPPED, or waits for memory."""
-        for deployment in list(self._deployments.values()):
-            await _end_of(deployment)
+        for deployment in self.roster.present():
+            await end_of(deployment)
 
     # --- asking ---------------------------------------------------------------------------------------------
 
@@ -222,7 +205,7 @@ class Pool:
 
         `keep_alive`: what the request says about it, in seconds (infinity for never); None when it does not.
         """
-        deployment = self._deployment(name)
+        deployment = self.roster[name]
         affinity = routing.affinity_of(task) if deployment.spec.scaling.maximum > 1 else None
         return Stream(deployment, self._world, task, identity, priority, affinity, keep_alive)
 
@@ -231,14 +214,14 @@ class Pool:
 
         Raises NotFound, ModelFailed, ModelUnavailable (no memory, and waiting does not help).
         """
-        deployment = self._deployment(name)
+        deployment = self.roster[name]
         up = deployment.wanted and deployment.status.state is State.READY
         deployment.load(force=force)
         return self._up(await deployment.until(partial(_came, deployment), now=up))
 
     async def restart(self, name: str) -> Status:
         """Stop and start a model; returns when it is READY again. Raises as `load` does."""
-        deployment = self._deployment(name)
+        deployment = self.roster[name]
         run = deployment.status.run_id
         deployment.restart()
         return self._up(
@@ -252,7 +235,7 @@ class Pool:
 
     async def unload(self, name: str) -> Status:
         """Bring a model down; returns when its worker is gone. Raises NotFound."""
-        deployment = self._deployment(name)
+        deployment = self.roster[name]
         deployment.unload_asked()
         await deployment.until(lambda status: status.state in GONE)
         return deployment.snapshot()
@@ -261,117 +244,31 @@ class Pool:
 
     def specs(self) -> dict[str, ModelSpec]:
         """Return the models there are, as they are configured now."""
-        return {name: deployment.spec for name, deployment in self._deployments.items()}
+        return {deployment.spec.name: deployment.spec for deployment in self.roster.present()}
 
     def add(self, spec: ModelSpec) -> None:
         """Add a model and start it as configured; it must not be there yet."""
-        assert spec.name not in self._deployments
-        self._deployments[spec.name] = deployment = self._deploy(spec)
-        self._index()
-        deployment.start()
-
-    def wake(self, name: str) -> None:
-        """Bring a model that is down up again, with what memory is free. Raises NotFound."""
-        self._deployment(name).load(passive=True)
-
-    async def came_up(self, name: str) -> Status:
-        """Wait for what became of a model: READY, FAILED, STOPPED, or waiting for memory. Raises NotFound."""
-        return await _end_of(self._deployment(name))
+        self.roster.add(spec)
 
     def update(self, spec: ModelSpec) -> None:
         """Give a model settings that need no new worker. Raises NotFound."""
-        self._deployment(spec.name).update(spec)
-        self._index()
+        self.roster.update(spec)
 
     async def remove(self, name: str, drain_s: float | None = None) -> None:
         """Take a model out: nobody finds it from now on, open requests may finish. Raises NotFound."""
-        deployment = self._deployment(name)
-        del self._deployments[name]
-        self._index()
-        await self._retire(deployment, "removed", "it was removed from the configuration", drain_s)
+        await self.roster.remove(name, drain_s)
 
     async def replace(self, spec: ModelSpec, *, beside: bool) -> str:
-        """Put `spec` in the place of the model of its name; return in words how it went.
+        """Put `spec` in the place of the model of its name; see `Roster.replace`."""
+        return await self.roster.replace(spec, beside=beside)
 
-        With `beside` (blue-green) the new one comes up first and takes over when it is READY, if the two fit
-        side by side: otherwise, and without `beside`, the old one stops first. Requests never fail for it:
-        those in flight finish where they are, those that wait go to the new one. A new one that does not come
-        up beside the old one is dropped, and the old one stays. Raises NotFound, ModelFailed (the new one's
-        failure; the old one serves on, unless it had to go first).
-        """
-        old = self._deployment(spec.name)
-        running = any(replica.pid is not None for replica in old.replicas)
-        if not running:
-            return await self._swap(old, spec, "")
-        if not beside:
-            return await self._swap(old, spec, "stopped the old one first, as asked")
-        new = self._deploy(spec)
-        self._retiring.add(new)
-        try:
-            new.load(passive=True)
-            status = await new.until(partial(_settled, new))
-        except asyncio.CancelledError:
-            new.end()
-            raise
-        finally:
-            self._retiring.discard(new)
-        if status.state is State.READY:
-            self._deployments[spec.name] = new
-            self._index()
-            new.adopt(old)
-            await self._retire(old, "replaced", "replaced by its new configuration")
-            return "the new one took over when it was ready"
-        if status.state is State.WAITING and status.cause == "memory":
-            await self._retire(new, "replaced", "there is no room beside the old one")
-            words = f"both do not fit side by side (it {status.message}), so the old one stopped first"
-            return await self._swap(old, spec, words)
-        await self._retire(new, "failed", "it did not come up")
-        raise ModelFailed(
-            f"the new {spec.name!r} did not come up, and the old one serves on: {status.message}",
-            param="model",
-        )
+    def wake(self, name: str) -> None:
+        """Bring a model that is down up again, with what memory is free. Raises NotFound."""
+        self.roster[name].load(passive=True)
 
-    async def _swap(self, old: Deployment, spec: ModelSpec, words: str) -> str:
-        """Stop the old one first; whoever asks meanwhile waits for the new one."""
-        awake = old.wanted
-        new = self._deploy(spec)
-        new.hold()
-        try:
-            self._deployments[spec.name] = new
-            self._index()
-            new.adopt(old)
-            await self._retire(old, "replaced", "replaced by its new configuration")
-        finally:
-            new.release()
-        if awake and not new.wanted:
-            new.load()
-        elif not new.wanted:
-            new.start()
-        if not new.wanted:
-            return words or "the new settings are used at the next load"
-        status = await new.until(partial(_settled, new))
-        before = f"{words}; " if words else ""
-        if status.state is State.FAILED:
-            raise ModelFailed(f"{before}the new one failed: {status.message}", param="model")
-        if status.state is State.READY:
-            return words or "it is up with its new settings"
-        return f"{before}the new one is {status.state}: {status.message}"
-
-    def _deploy(self, spec: ModelSpec) -> Deployment:
-        self._generations += 1
-        return Deployment(spec, self._world, generation=self._generations)
-
-    async def _retire(
-        self, deployment: Deployment, cause: str, words: str, drain_s: float | None = None
-    ) -> None:
-        self._retiring.add(deployment)
-        try:
-            await deployment.retire(cause, words, drain_s)
-        except asyncio.CancelledError:
-            deployment.end()
-            raise
-        finally:
-            self._retiring.discard(deployment)
+    async def came_up(self, name: str) -> Status:
+        """Wait for what became of a model: READY, FAILED, STOPPED, or waiting for memory. Raises NotFound."""
+        return await end_of(self.roster[name])
 
     # --- devices and footprints -----------------------------------------------------------------------------
 
@@ -385,7 +282,7 @@ class Pool:
 
         Raises NotFound, LoadFailed (there is no file to look at).
         """
-        spec = self._deployment(name).spec
+        spec = self.roster[name].spec
         path = None
         if spec.reference is not None:
             path = await self._world.resolve(spec.reference, lambda stage, fraction: None)
@@ -395,9 +292,7 @@ class Pool:
         return size.footprint, estimate, self._where(name, self.memory.would(size.demand))
 
     def _where(self, name: str, answer: Found | Refusal) -> str:
-        running = [
-            replica.key for replica in self._deployment(name).replicas if self.memory.lease(replica.key)
-        ]
+        running = [replica.key for replica in self.roster[name].replicas if self.memory.lease(replica.key)]
         if running:
             return "It is loaded."
         if isinstance(answer, Refusal):
@@ -417,7 +312,7 @@ class Pool:
         """See to idle models and replica counts, whenever something is due."""
         while True:
             self._tick.clear()
-            due = [at for deployment in list(self._deployments.values()) if (at := deployment.tick())]
+            due = [at for deployment in self.roster.present() if (at := deployment.tick())]
             wait = max(min(due) - self._clock.monotonic(), 0.0) if due else None
             await asyncio.sleep(TICK_S)
             try:
@@ -427,19 +322,8 @@ class Pool:
                 pass
 
     def _reopen(self) -> None:
-        for deployment in self._all():
+        for deployment in self.roster.all():
             deployment.reopen()
-
-    def _all(self) -> list[Deployment]:
-        return [*self._deployments.values(), *self._retiring]
-
-    def _index(self) -> None:
-        self._names = {
-            (deployment.spec.gateway, name): deployment
-            for deployment in self._deployments.values()
-            for name in (deployment.spec.served_name, *deployment.spec.aliases)
-        }
-        self._gateways = tuple(sorted({gateway for gateway, _ in self._names} - {""}))
 
     def _up(self, status: Status) -> Status:
         if status.state is State.READY:
@@ -447,16 +331,6 @@ class Pool:
         if status.state is State.FAILED:
             raise ModelFailed(f"model {status.name!r} failed: {status.message}", param="model")
         raise ModelUnavailable(f"model {status.name!r} did not come up: {status.message}", param="model")
-
-    def _deployment(self, name: str) -> Deployment:
-        try:
-            return self._deployments[name]
-        except KeyError:
-            raise NotFound(
-                f"there is no model {name!r} here; GET /v1/models lists those there are",
-                code="model_not_found",
-                param="model",
-            ) from None
 
 
 def _came(deployment: Deployment, status: Status) -> bool:

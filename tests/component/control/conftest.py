@@ -144,7 +144,7 @@ class Room:
     async def until(self, test: Callable[[Status], bool], name: str = "a") -> Status:
         """Wait until a model's status is as wanted."""
         async with asyncio.timeout(WAIT_S):
-            return await self.pool._deployments[name].until(test)
+            return await self.pool.roster[name].until(test)
 
     async def state(self, state: State, name: str = "a") -> Status:
         """Wait until a model is in a state."""

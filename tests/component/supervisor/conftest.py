@@ -64,7 +64,7 @@ def spec(name: str = "m", *, footprint: int | None = 0, **fields: Any) -> ModelS
 
 def deployment(pool: Pool, name: str = "m") -> Deployment:
     """Return a model's deployment."""
-    return pool._deployments[name]
+    return pool.roster[name]
 
 
 def replica(pool: Pool, name: str = "m", index: int = 0) -> Replica:
