@@ -7,22 +7,22 @@ request, `load`, `unload`, `restart` for the owner, `retire` for a change of con
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from msgspec.structs import replace
 
 from modeld.errors import ModeldError, ModelFailed, ModelUnavailable
-from modeld.supervisor import admission, routing, scaling
+from modeld.supervisor import admission, routing
 from modeld.supervisor.admission import Priority, Situation, Verdict
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.memory import Standing, Usage
 from modeld.supervisor.placement import Never, Refusal
 from modeld.supervisor.replica import Replica
 from modeld.supervisor.spec import ModelSpec
-from modeld.supervisor.states import COMING, ReplicaStatus, State, Status
+from modeld.supervisor.states import COMING, State, Status
+from modeld.supervisor.summary import Copy, summarise
 from modeld.supervisor.tickets import Ticket, Tickets
+from modeld.supervisor.upkeep import Upkeep
 from modeld.supervisor.world import World
 
 FAILED_COOL_S = 60.0
@@ -33,21 +33,6 @@ MEMORY_RETRY_S = 5.0
 
 UNLOADED = "unloaded"
 """What a status says of a model that its owner brought down."""
-
-NEAREST: tuple[State, ...] = (
-    State.READY,
-    State.DRAINING,
-    State.LOADING,
-    State.STARTING,
-    State.WAITING,
-    State.BACKOFF,
-    State.STOPPING,
-    State.FAILED,
-    State.STOPPED,
-)
-"""Whose state a model shows when its replicas differ: the first of these."""
-
-_RANK = {state: rank for rank, state in enumerate(NEAREST)}
 
 
 class Deployment:
@@ -68,13 +53,10 @@ class Deployment:
         self._order: int | None = None
         self._forced = False
         self._passive = False
-        self._keep_alive_s: float | None = None
-        self._used_at = world.clock.monotonic()
+        self._upkeep = Upkeep(world.clock.monotonic())
         self._failed_at: float | None = None
         self.hopeless = False
         """The last claim was refused, and waiting would not have helped."""
-        self._above_since: float | None = None
-        self._below_since: float | None = None
         self._deadline: float | None = None
         self._restarts = 0
         self._replicas: dict[int, Replica] = {}
@@ -123,7 +105,7 @@ class Deployment:
         self._down = False
         self._failed_at = None
         self.hopeless = False
-        self._used_at = self._world.clock.monotonic()
+        self._upkeep.used_at = self._world.clock.monotonic()
         serving = any(replica.serving for replica in self._replicas.values())
         self._order = None if passive or serving else next(self._world.numbers)
         self._forced = force
@@ -138,7 +120,7 @@ class Deployment:
         """
         self._down = stay
         self._order = None
-        self._keep_alive_s = None
+        self._upkeep.keep_alive_s = None
         self._target = 0
         for replica in self.replicas:
             replica.unwant(cause, words, drain_s)
@@ -226,11 +208,11 @@ class Deployment:
     def keep_alive(self, seconds: float | None) -> None:
         """Take a request's own keep-alive (seconds, infinity for never); None says nothing.
 
-        Precedence: a pin, then the latest request that said so, then the model's setting, then the
-        configuration's. What a request says holds until the model is unloaded: a 0 ends one life, not each.
+        What a request says holds until the model is unloaded: a 0 ends one life, not each. `Upkeep` has the
+        order of precedence.
         """
         if seconds is not None:
-            self._keep_alive_s = seconds
+            self._upkeep.keep_alive_s = seconds
 
     def leave(self, ticket: Ticket) -> None:
         """Take back a ticket's slot or place."""
@@ -239,7 +221,7 @@ class Deployment:
                 self._nobody_waits()
             return
         now = self._world.clock.monotonic()
-        self._used_at = now
+        self._upkeep.used_at = now
         replica = ticket.replica
         assert replica is not None
         replica.in_flight -= 1
@@ -377,7 +359,7 @@ class Deployment:
         self._forced = False
         self._passive = False
         self._failed_at = None
-        self._used_at = self._world.clock.monotonic()
+        self._upkeep.used_at = self._world.clock.monotonic()
         self._admit()
         self._schedule()
 
@@ -433,9 +415,7 @@ class Deployment:
         idle_at = self.idle_unload_at
         if idle_at is not None and now >= idle_at:
             self._world.observer.evicted(self.spec.name, "idle")
-            idle_s = now - self._used_at
-            at_once = "its last request has ended, and its keep_alive is 0"
-            self.unload("idle", f"no request for {idle_s:.0f} s" if idle_s >= 1 else at_once)
+            self.unload("idle", self._upkeep.idle_words(now))
             return None
         scale_at = self._scale(now) if not self.spec.scaling.fixed and not self._down else None
         self._deadline = min((at for at in (idle_at, scale_at) if at is not None), default=None)
@@ -444,37 +424,26 @@ class Deployment:
     @property
     def idle_unload_at(self) -> float | None:
         """The monotonic time at which it is unloaded if no request comes; None when it is not going to be."""
-        keep = self.spec.keep_alive_s if self._keep_alive_s is None else self._keep_alive_s
-        if keep is None or keep == math.inf or self.spec.pinned or not self._target:
+        at = self._upkeep.idle_unload_at(self.spec)
+        if at is None or not self._target or self.tickets.in_flight or self.tickets.queued:
             return None
-        busy = self.tickets.in_flight or self.tickets.queued
-        if busy or not any(replica.serving for replica in self._replicas.values()):
-            return None
-        return self._used_at + keep
+        return at if any(replica.serving for replica in self._replicas.values()) else None
 
     def _scale(self, now: float) -> float | None:
-        load = scaling.Load(
-            self.tickets.in_flight + self.tickets.queued,
-            self._target,
-            None if self._above_since is None else now - self._above_since,
-            None if self._below_since is None else now - self._below_since,
+        decision, due = self._upkeep.scale(
+            self.spec.scaling,
+            ongoing=self.tickets.in_flight + self.tickets.queued,
+            replicas=self._target,
+            now=now,
         )
-        decision = scaling.decide(self.spec.scaling, load)
-        self._above_since = (self._above_since or now) if decision.wants > 0 else None
-        self._below_since = (self._below_since or now) if decision.wants < 0 else None
-        if decision.replicas != self._target:
-            self._above_since = self._below_since = None
-            if not decision.replicas:
-                self._world.observer.evicted(self.spec.name, "idle")
-                self.unload("scaled", decision.reason or "scaled to zero")
-                return None
-            self._set_target(decision.replicas)
-            return now
-        if self._above_since is not None:
-            return self._above_since + self.spec.scaling.up_s
-        if self._below_since is not None:
-            return self._below_since + self.spec.scaling.down_s
-        return None
+        if decision.replicas == self._target:
+            return due
+        if not decision.replicas:
+            self._world.observer.evicted(self.spec.name, "idle")
+            self.unload("scaled", decision.reason or "scaled to zero")
+            return None
+        self._set_target(decision.replicas)
+        return due
 
     def _schedule(self, *, soon: bool = False) -> None:
         """Ask for a look when the next one would come too late."""
@@ -537,48 +506,12 @@ class Deployment:
                 future.set_result(status)
 
     def _summary(self) -> Status:
-        replicas = self.replicas
-        nearest = min(replicas, key=lambda replica: _RANK[replica.status.state])
-        lead = nearest.status
-        message, cause = lead.message, lead.cause
-        ready = sum(replica.status.state is State.READY for replica in replicas)
-        if len(replicas) > 1:
-            message = f"{ready} of {self._target or len(replicas)} replicas are ready; {message}"
-        if lead.state is State.STOPPED and cause == "start":
-            message = "not loaded yet: the first request loads it" if self._by_request else message
-        if self._held:
-            message = "the worker that it replaces ends first"
-        size = nearest.size
-        fields: dict[str, Any] = {
-            "run_id": lead.run_id,
-            "pid": lead.pid,
-            "progress": lead.progress,
-            "bytes_used": sum(replica.status.bytes_used for replica in replicas),
-            "restarts": self._restarts,
-            "facts": nearest.facts,
-        }
-        return Status(
-            self.spec.name,
-            self.spec.usecase,
-            self.spec.loader,
-            lead.state,
-            cause,
-            message,
-            lead.since,
-            **fields,
-            served_name=self.spec.served_name,
-            gateway=self.spec.gateway,
-            aliases=self.spec.aliases,
-            on_demand=self.spec.on_demand,
-            pinned=self.spec.pinned,
-            footprint=size.total if size is not None else 0,
-            replicas=tuple(_with_load(replica) for replica in replicas),
-        )
-
-    @property
-    def _by_request(self) -> bool:
-        return self.spec.on_demand or self.spec.scaling.initial == 0
-
-
-def _with_load(replica: Replica) -> ReplicaStatus:
-    return replace(replica.status, in_flight=replica.in_flight)
+        copies = [
+            Copy(
+                replace(replica.status, in_flight=replica.in_flight),
+                replica.facts,
+                replica.size.total if replica.size is not None else 0,
+            )
+            for replica in self.replicas
+        ]
+        return summarise(self.spec, copies, wanted=self._target, restarts=self._restarts, held=self._held)

@@ -117,6 +117,8 @@ class Lease:
     held: Mapping[str, int] = field(default_factory=dict)
     """What counts now: the promise, and after loading the measurement."""
     explicit: bool = False
+    exclusive: bool = False
+    """Nothing else goes on its GPUs."""
 
 
 @dataclass(eq=False)
@@ -127,6 +129,8 @@ class _Waiting:
     since: int = 0
     victims: frozenset[str] = frozenset()
     overtaken: int = 0
+    paid: bool = False
+    """Somebody has been sent away for it."""
 
 
 class Memory:
@@ -329,12 +333,14 @@ class Memory:
         for start in plan.starts:
             waiting = self._claims.pop(start.replica)
             free = {device.id: device.free for device in self.machine.devices}
-            lease = Lease(waiting.owner, dict(start.devices), free, held=dict(start.devices))
+            whole = bool(waiting.demand.gpus)
+            lease = Lease(waiting.owner, dict(start.devices), free, held=dict(start.devices), exclusive=whole)
             self._leases[start.replica] = lease
             waiting.promised.set_result(lease)
         for eviction in plan.evictions:
             lease = self._leases[eviction.replica]
             busy = lease.owner.usage().in_flight > 0
+            self._claims[eviction.claimant].paid = True
             self._evict(lease, eviction.reason, "forced" if busy else "memory")
         for key, waiting in list(self._claims.items()):
             if waiting.promised.done():
@@ -378,6 +384,8 @@ class Memory:
                     standing.priority,
                     standing.forced,
                     waiting.victims,
+                    waiting.overtaken,
+                    waiting.paid,
                 )
             )
         return View(
@@ -401,6 +409,7 @@ class Memory:
                 usage.pinned,
                 usage.priority,
                 usage.reload_s,
+                lease.exclusive,
             )
 
     # --- looking --------------------------------------------------------------------------------------------

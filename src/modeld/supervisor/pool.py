@@ -119,9 +119,8 @@ class Pool:
             if kind is None:
                 await self.stop(0.0)
         finally:
-            for (
-                deployment
-            ) in self.roster.all():  # also when stopping was itself cancelled, or the group never ends
+            # Also when stopping was itself cancelled; else the group would never end.
+            for deployment in self.roster.all():
                 deployment.end()
             for task in self._tasks:
                 task.cancel()

@@ -22,6 +22,7 @@ def settled(deployment: Deployment, status: Status) -> bool:
 
 
 async def end_of(deployment: Deployment) -> Status:
+    """Wait until a model is not on its way any more, and return its status then."""
     # A FAILED model that is wanted has just been asked to try again.
     now = not (deployment.wanted and deployment.status.state is State.FAILED)
     return await deployment.until(partial(settled, deployment), now=now)

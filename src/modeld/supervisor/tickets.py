@@ -95,6 +95,11 @@ class Tickets:
             assert at is not None
             ticket = self._waiting[at]
             replica = choose(ticket)
+            if replica is None and at:
+                # The next in line may be too late a request for a replica that others wait for; the oldest
+                # one in the queue may not.
+                at, ticket = 0, self._waiting[0]
+                replica = choose(ticket)
             if replica is None:
                 break
             del self._waiting[at]
