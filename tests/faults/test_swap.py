@@ -111,6 +111,30 @@ async def test_a_victim_that_will_not_go_delays_a_swap_and_does_not_stop_it(shor
         assert (await daemon.model("stubborn"))["state"] == "stopped"
 
 
+async def test_requests_that_meet_the_unloading_of_their_model_are_answered(short_dir: Path) -> None:
+    """With `keep_alive: 0` the model goes whenever it is idle; callers who ask again at that very moment get
+    their answers all the same, and at most one process is there at a time.
+    """
+    async with (
+        running(short_dir, config(big("brief", reply="x") | {"keep_alive": 0})) as daemon,
+        aiohttp.ClientSession() as session,
+        asyncio.timeout(40),
+        watched(daemon.pid) as seen,
+    ):
+
+        async def caller(pause: float) -> None:
+            for _ in range(5):
+                answer = await chat(session, daemon.url, "brief")
+                assert (answer.error, answer.text, answer.done) == (None, "x", True)
+                await asyncio.sleep(pause)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(caller(number * 0.013))
+        assert seen.most == 1
+        await daemon.until("brief", "stopped")
+
+
 async def test_a_load_that_hangs_does_not_keep_the_memory_from_others(short_dir: Path) -> None:
     """A model whose load makes no progress gives its memory back after its start timeout; another that waits
     for the same memory is served, although it was asked for later.

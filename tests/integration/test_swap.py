@@ -285,3 +285,54 @@ async def test_the_smallest_set_of_idle_models_makes_room(short_dir: Path) -> No
         assert (await asking)[0] == "middling"
         assert await daemon.pid_of("small") == pid
         assert (await daemon.model("large"))["cause"] == "evicted"
+
+
+async def test_a_client_that_gives_up_does_not_throw_away_the_load(short_dir: Path) -> None:
+    """A load that has begun goes on when everybody who waited for it has left: the next try is answered by
+    that process, not by another.
+    """
+    model = fake("m", reply="x", load_seconds=0.5) | ON_DEMAND
+    async with (
+        running(short_dir, {"allow_fake": True, "models": [model]}) as daemon,
+        aiohttp.ClientSession() as session,
+        asyncio.timeout(30),
+    ):
+        asking = asyncio.ensure_future(chat(session, daemon.url, "m"))
+        pid = (await daemon.until("m", "loading"))["pid"]
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+        await daemon.until_status("m", lambda status: status["queued"] == 0)
+        assert (await chat(session, daemon.url, "m")).text == "x"
+        assert await daemon.pid_of("m") == pid
+        metrics = await daemon.metrics()
+        assert metrics['modeld_model_loads_total{model="m",outcome="ready"}'] == 1
+
+
+async def test_the_owner_s_load_waits_for_the_busy_unless_it_is_forced(short_dir: Path) -> None:
+    """`ctl load` takes the way of a request: an idle model goes for it, a busy one is waited for. With
+    --force the busy one goes after the drain, its stream ends with an error, and the load succeeds.
+    """
+    busy, other = big("busy", **ENDLESS), big("other")
+    config = budget(busy, other, ram=260 * MIB, drain_timeout=0.1)
+    async with (
+        running(short_dir, config) as daemon,
+        aiohttp.ClientSession() as session,
+        asyncio.timeout(30),
+    ):
+        async with opened(session, daemon.url, "busy") as stream:
+            await stream.until_text()
+            waiting = asyncio.ensure_future(daemon.ctl("load", "other"))
+            status = await daemon.until_status("other", lambda status: status["cause"] == "memory")
+            assert "1 request in flight" in status["message"]
+            await stream.until_more(len(stream.answer.text))
+            assert not waiting.done()
+            said = await daemon.ctl("load", "other", "--force")
+            assert said.code == 0, said
+            answer = await stream.to_end()
+            assert answer.error is not None
+            assert answer.error["code"] == "model_stopped"
+            assert (await waiting).code == 0
+        assert _evicted(await daemon.metrics(), "busy", "forced") == 1
+        assert (await daemon.ctl("load", "busy")).code == 0
+        assert (await daemon.model("other"))["cause"] == "evicted"
