@@ -91,6 +91,9 @@ class Observation:
             except TimeoutError:
                 _log.warning("a look at the machine took over %g s; the last one stands", LOOK_LIMIT_S)
                 return False
+            except Exception:  # a defect of the probe must not end the daemon: models serve without it
+                _log.exception("a look at the machine failed; the last one stands")
+                return False
             _tell_changes(self.machine, machine)
             self.machine = machine
             for key in measured.keys() & pids().keys():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from modeld.errors import ModeldError
 from modeld.hardware.footprint import Footprint, Line, Source, Where
 from modeld.hardware.machine import HOST, Kind, Machine
 from modeld.supervisor.placement import Demand, gib
 from modeld.supervisor.spec import ModelSpec
+
+_log = logging.getLogger("modeld.supervisor")
 
 Estimate: TypeAlias = Callable[..., Awaitable[Footprint]]
 """`estimate(path, loader, options, gpu=…)`. Raises LoadFailed for a file that is no model."""
@@ -94,7 +98,7 @@ class Sizing:
         """Return the size of one replica on this machine. Raises LoadFailed."""
         gpu = wants_gpu(spec, machine)
         device = device_name(machine, gpu=gpu)
-        known = await self._learned.get(spec.fingerprint, device)
+        known = await self._known(spec.fingerprint, device)
         explicit = _explicit(spec, gpu)
         footprint = explicit
         if explicit is None and known is not None:
@@ -117,7 +121,10 @@ class Sizing:
     async def measured(self, spec: ModelSpec, size: Size, *, ram: int, vram: int, load_s: float) -> None:
         """Remember what a load really took, in bytes and seconds."""
         if ram or vram:
-            await self._learned.learn(spec.fingerprint, size.device, ram=ram, vram=vram, load_s=load_s)
+            try:
+                await self._learned.learn(spec.fingerprint, size.device, ram=ram, vram=vram, load_s=load_s)
+            except ModeldError as error:  # the next run estimates again; this one goes on
+                _log.warning("what it took cannot be kept: %s", error, extra={"model": spec.name})
 
     async def ran_out(self, spec: ModelSpec, size: Size, promised: Mapping[str, int]) -> str:
         """Remember that the promise was too small; return in words what follows from it."""
@@ -128,8 +135,18 @@ class Sizing:
         # What ran out is the GPU when there is one: the host's own kills are rarer than cudaMalloc's.
         ram = on_host if on_gpus else int(on_host * OOM_GROWTH)
         vram = int(on_gpus * OOM_GROWTH)
-        known = await self._learned.raise_to(spec.fingerprint, size.device, ram=ram, vram=vram)
+        try:
+            known = await self._learned.raise_to(spec.fingerprint, size.device, ram=ram, vram=vram)
+        except ModeldError as error:
+            return f"that cannot be kept for the next try: {error}"
         return f"it will ask for {gib(known.vram or known.ram)} from now on"
+
+    async def _known(self, fingerprint: str, device: str) -> Known | None:
+        try:
+            return await self._learned.get(fingerprint, device)
+        except ModeldError as error:  # a store in trouble must not keep a model from loading
+            _log.warning("earlier runs cannot be looked up: %s", error)
+            return None
 
 
 def wants_gpu(spec: ModelSpec, machine: Machine) -> bool:

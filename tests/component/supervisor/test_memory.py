@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from modeld.errors import LoadFailed, ModelFailed, ModelUnavailable
-from modeld.hardware.machine import HOST
+from modeld.errors import LoadFailed, ModeldError, ModelFailed, ModelUnavailable
+from modeld.hardware.machine import HOST, Machine
 from modeld.protocol.capabilities import Capability
 from modeld.supervisor import memory
 from modeld.supervisor.spec import Resources
@@ -24,7 +24,7 @@ from tests.component.supervisor.conftest import (
     until,
 )
 from tests.fakes.machine import GIB, FakeProbe
-from tests.fakes.supervision import ENGINE_OVERHEAD, Engines, MemoryOfRuns, Recorder
+from tests.fakes.supervision import ENGINE_OVERHEAD, Engines, Known, MemoryOfRuns, Recorder
 from tests.fakes.worker_link import WAIT_S, text_of
 from tests.fakes.workers import Workers
 
@@ -287,3 +287,41 @@ async def test_a_configured_figure_that_is_too_small_is_named(pools: Pools) -> N
         with pytest.raises(ModelFailed, match=r"the 6\.0 GiB of the configuration are too little"):
             await answer(ask(pool))
         assert learned.raised == []
+
+
+async def test_a_store_in_trouble_keeps_no_model_from_serving(pools: Pools) -> None:
+    """When nothing can be read or kept of earlier runs, models are loaded and served all the same."""
+
+    class Broken(MemoryOfRuns):
+        async def get(self, fingerprint: str, device: str) -> Known | None:
+            raise ModeldError("the disk is full", code="store_failed")
+
+        async def learn(self, fingerprint: str, device: str, *, ram: int, vram: int, load_s: float) -> Known:
+            raise ModeldError("the disk is full", code="store_failed")
+
+    model = spec(resources=Resources(), fingerprint="f1", reply="hello", on_demand=True)
+    async with pools(model, learned=Broken()) as pool:
+        assert text_of(await answer(ask(pool))) == "hello"
+        await pool.unload("m")
+        assert text_of(await answer(ask(pool))) == "hello"
+
+
+async def test_a_probe_that_fails_ends_nothing(pools: Pools) -> None:
+    """A look that raises leaves the last one standing; requests go on, and the next look is taken."""
+    probe = FakeProbe(20 * GIB)
+    workers = Workers(quick=True)
+    specs = [spec(name, footprint=8 * GIB, on_demand=True) for name in ("a", "b")]
+    async with pools(specs, probe=probe, workers=workers) as pool:
+        await answer(ask(pool, "a"))
+        look = probe.look
+
+        def broken() -> Machine:
+            raise RuntimeError("the driver went mad")
+
+        probe.look = broken  # type: ignore[method-assign]
+        await pool.devices()
+        await answer(ask(pool, "b"))
+        probe.look = look  # type: ignore[method-assign]
+        machine, _ = await pool.devices()
+        assert machine.devices[0].total == 20 * GIB
+        assert workers.names() == ["a", "b"]
