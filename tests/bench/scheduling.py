@@ -7,8 +7,8 @@ import statistics
 import time
 
 from modeld.hardware.machine import Kind
-from modeld.supervisor.demand import Demand, Holding, Phase, Space
-from modeld.supervisor.scheduler import Claim, View, plan
+from modeld.supervisor.scheduling.demand import Demand, Holding, Phase, Space
+from modeld.supervisor.scheduling.scheduler import Claim, View, plan
 
 GIB = 1 << 30
 MODELS = 200

@@ -10,7 +10,7 @@ from modeld.config.model import Model
 from modeld.config.schema import Config
 from modeld.errors import UsageError
 from modeld.library.refs import HubRef, LocalRef, parse
-from modeld.supervisor.scaling import Scaling
+from modeld.supervisor.scheduling.scaling import Scaling
 from modeld.supervisor.spec import ModelSpec, Resources
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from modeld.errors import ModeldError, ModelFailed, ModelUnavailable
-from modeld.supervisor import admission, routing
+from modeld.supervisor import admission
 from modeld.supervisor.admission import Priority, Situation, Verdict
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.memory import Standing, Usage
-from modeld.supervisor.placement import Never, Refusal
 from modeld.supervisor.replica import Replica
+from modeld.supervisor.scheduling import routing
+from modeld.supervisor.scheduling.placement import Never, Refusal
 from modeld.supervisor.spec import ModelSpec
 from modeld.supervisor.states import COMING, State, Status
 from modeld.supervisor.summary import Copy, summarise

@@ -16,10 +16,20 @@ from typing import Any, Protocol
 from modeld.clock import Clock
 from modeld.errors import LoadFailed
 from modeld.hardware.machine import HOST, Condition, Device, Machine, Probe
-from modeld.supervisor import scheduler
 from modeld.supervisor.observation import FRESH_S, Charge, Limits, Measured, Observation
-from modeld.supervisor.placement import Demand, Found, Holding, Never, Phase, Refusal, Space, find, gib
-from modeld.supervisor.scheduler import OVERTAKES, Claim, Plan, View
+from modeld.supervisor.scheduling import scheduler
+from modeld.supervisor.scheduling.placement import (
+    Demand,
+    Found,
+    Holding,
+    Never,
+    Phase,
+    Refusal,
+    Space,
+    find,
+    gib,
+)
+from modeld.supervisor.scheduling.scheduler import OVERTAKES, Claim, Plan, View
 from modeld.telemetry.metrics import EvictionReason
 
 _log = logging.getLogger("modeld.supervisor")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from modeld.clock import Clock
 from modeld.hardware import host
 from modeld.hardware.machine import Condition, Device, Kind, Machine, Probe
-from modeld.supervisor.placement import Phase, Space, gib
+from modeld.supervisor.scheduling.placement import Phase, Space, gib
 
 _log = logging.getLogger("modeld.supervisor")
 

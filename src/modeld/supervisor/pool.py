@@ -16,16 +16,16 @@ from modeld.hardware.footprint import Footprint
 from modeld.hardware.machine import HOST, Machine, Probe
 from modeld.ids import Identity
 from modeld.protocol.tasks import Task
-from modeld.supervisor import routing
 from modeld.supervisor.admission import Priority
 from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine
 from modeld.supervisor.memory import Memory
 from modeld.supervisor.observation import Limits
-from modeld.supervisor.placement import Found, Never, Refusal, Space, gib
 from modeld.supervisor.restart import RestartPolicy
 from modeld.supervisor.roster import Roster, end_of
+from modeld.supervisor.scheduling import routing
+from modeld.supervisor.scheduling.placement import Found, Never, Refusal, Space, gib
 from modeld.supervisor.sizing import Sizing
 from modeld.supervisor.spec import ModelSpec, Resolve
 from modeld.supervisor.states import State, Status

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -22,10 +21,11 @@ from modeld.hardware.machine import HOST, Condition, Kind
 from modeld.ids import new_id
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.supervisor import oom, restart
+from modeld.supervisor.intent import ChangedMind, Intent
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.memory import Lease, Standing, Usage
 from modeld.supervisor.observation import Measured
-from modeld.supervisor.placement import Refusal, gib
+from modeld.supervisor.scheduling.placement import Refusal, gib
 from modeld.supervisor.sizing import Size
 from modeld.supervisor.spec import ModelSpec
 from modeld.supervisor.states import ReplicaStatus, State, check_move
@@ -45,8 +45,6 @@ ENGINE_RECHECK_S = 30.0
 
 NOT_RUNNING: dict[str, Any] = {"run_id": None, "pid": None, "bytes_used": 0, "devices": {}}
 """What a status says of a worker that is gone; it goes with the move, so that no READY ever lacks a pid."""
-
-T = TypeVar("T")
 
 
 class Owner(Protocol):
@@ -83,10 +81,6 @@ class Owner(Protocol):
         ...
 
 
-class _ChangedMind(Exception):
-    """Nobody wants any more what the attempt was doing."""
-
-
 class _Crashed(WorkerDied):
     """A replica that was READY lost its worker; the crash has been remembered."""
 
@@ -119,11 +113,7 @@ class Replica:
         """It has been told to stop: no request goes in any more."""
         self._owner = owner
         self._world = world
-        self._wanted = False
-        self._again = False
-        self._why = ("asked", "unloaded")
-        self._drain_s = world.drain_s
-        self._nudge = asyncio.Event()
+        self._intent = Intent(world.drain_s)
         self._recheck = asyncio.Event()
         self._worker: Worker | None = None
         self._crashes: tuple[restart.Crash, ...] = ()
@@ -134,34 +124,34 @@ class Replica:
     @property
     def wanted(self) -> bool:
         """Whether it is wanted up."""
-        return self._wanted
+        return self._intent.wanted
 
     def want(self) -> None:
         """Ask for it to be up; a FAILED one gets a new chance, one in BACKOFF tries now, and one that lacks
         its engine looks for it.
         """
         state = self.status.state
-        if state is State.BACKOFF or (not self._wanted and state not in (State.STOPPED, State.FAILED)):
+        if state is State.BACKOFF or (not self._intent.wanted and state not in (State.STOPPED, State.FAILED)):
             # A stop asked for a moment ago still comes first: somebody waits to see it.
-            self._again = True
+            self._intent.again = True
         self._crashes = ()
-        self._wanted = True
-        self._nudge.set()
+        self._intent.wanted = True
+        self._intent.nudge()
         self.recheck()
 
     def unwant(self, cause: str, words: str, drain_s: float | None = None) -> None:
         """Ask for it to be down, after at most `drain_s` seconds for its open requests."""
-        self._drain_s = self._world.drain_s if drain_s is None else drain_s
-        self._why = (cause, words)
-        self._wanted = False
+        self._intent.drain_s = self._world.drain_s if drain_s is None else drain_s
+        self._intent.why = (cause, words)
+        self._intent.wanted = False
         self._close()
 
     def again(self, words: str, cause: str = "asked") -> None:
         """Ask for it to go down, and up again as soon as there is room."""
         if self._worker is not None:
-            self._drain_s = self._world.drain_s
-            self._why = (cause, words)
-            self._again = True
+            self._intent.drain_s = self._world.drain_s
+            self._intent.why = (cause, words)
+            self._intent.again = True
             self._close()
         self.want()
 
@@ -249,20 +239,17 @@ class Replica:
 
     def _close(self) -> None:
         self.leaving = self._worker is not None
-        self._nudge.set()
+        self._intent.nudge()
 
     # --- its life -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Live until cancelled; then the worker is stopped."""
         while True:
-            if not self._wanted:
-                self._nudge.clear()
-                await self._nudge.wait()
-                continue
+            await self._intent.until_wanted()
             try:
                 await self._attempt()
-            except _ChangedMind:
+            except ChangedMind:
                 self._after_stop()
             except LoadFailed as error:
                 await self._after_failure(error, permanent=error.permanent)
@@ -273,7 +260,7 @@ class Replica:
 
     async def _attempt(self) -> None:
         spec, memory = self._owner.spec, self._world.memory
-        self._again = False
+        self._intent.again = False
         self._move(
             State.STARTING,
             "wanted",
@@ -285,8 +272,8 @@ class Replica:
             await self._until_engine_is_there()
             path = Path()
             if spec.reference is not None:
-                path = await self._unless_changed(self._world.resolve(spec.reference, self._fetching))
-            self.size = size = await self._unless_changed(
+                path = await self._intent.unless_changed(self._world.resolve(spec.reference, self._fetching))
+            self.size = size = await self._intent.unless_changed(
                 self._sized(spec, path if spec.reference is not None else None)
             )
             # It claims before it ceases to hold the others up, so that no smaller one slips in between.
@@ -295,14 +282,14 @@ class Replica:
             memory.sized(self.key)
         self._owner.progressed(self)
         try:
-            await self._with_lease(await self._unless_changed(claiming), path, size, first=True)
+            await self._with_lease(await self._intent.unless_changed(claiming), path, size, first=True)
         except _OutOfMemory as error:
             # Idle models have made room; the same promise is tried once more, and then a larger one is due.
             self._move(State.BACKOFF, "out_of_memory", f"{error}\ntrying once more", **NOT_RUNNING)
-            if self._again or not self._wanted:
-                raise _ChangedMind from None
+            if self._intent.changed:
+                raise ChangedMind from None
             self._move(State.STARTING, "out_of_memory", "trying once more, with idle models unloaded")
-            lease = await self._unless_changed(memory.place(self, size.demand))
+            lease = await self._intent.unless_changed(memory.place(self, size.demand))
             await self._with_lease(lease, path, size, first=False)
 
     async def _sized(self, spec: ModelSpec, path: Path | None) -> Size:
@@ -323,7 +310,7 @@ class Replica:
             self._recheck.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ENGINE_RECHECK_S):
-                    await self._unless_changed(self._recheck.wait())
+                    await self._intent.unless_changed(self._recheck.wait())
         if self.status.state is State.WAITING:
             self._move(State.STARTING, "engine", "the engine is there now")
 
@@ -378,13 +365,13 @@ class Replica:
             self._owner.ready(self)
             world.observer.model_loaded(spec.name, spec.loader, self.load_s, "ready")
             # Those who waited are on their way; the device stays taken for loads until this is done.
-            await self._unless_changed(self._measure(size, lease))
-            reason = await self._unless_changed(asyncio.shield(worker.ended))
+            await self._intent.unless_changed(self._measure(size, lease))
+            reason = await self._intent.unless_changed(asyncio.shield(worker.ended))
             self._remember_crash(world.clock.monotonic() - ready_at)
             raise _Crashed(reason)
-        except _ChangedMind:
-            drain_s = self._drain_s if ready_at is not None else 0.0
-            cause, words = self._why
+        except ChangedMind:
+            drain_s = self._intent.drain_s if ready_at is not None else 0.0
+            cause, words = self._intent.why
             if ready_at is not None and worker.open_calls and drain_s > 0:
                 plural = "s" if worker.open_calls > 1 else ""
                 self._move(
@@ -418,7 +405,7 @@ class Replica:
             gpu_share=spec.resources.gpus or 0.0 if (spec.resources.gpus or 0.0) < 1 else 0.0,
         )
         try:
-            return await self._unless_changed(worker.load(load, self._progress))
+            return await self._intent.unless_changed(worker.load(load, self._progress))
         except (LoadFailed, WorkerDied) as error:
             words = f"{error}\n{self.ring.tail(LAST_WORDS)}"
             if oom.out_of_memory(worker.exit_code, words, killed_by_us=worker.killed_by_us):
@@ -478,8 +465,8 @@ class Replica:
         self.restarts += 1
         self._move(State.BACKOFF, "crashed", f"{message}\n{verdict.reason}", **NOT_RUNNING)
         try:
-            await self._unless_changed(asyncio.sleep(verdict.delay_s))
-        except _ChangedMind:
+            await self._intent.unless_changed(asyncio.sleep(verdict.delay_s))
+        except ChangedMind:
             self._after_stop()
 
     def _remember_crash(self, ready_s: float) -> None:
@@ -487,38 +474,16 @@ class Replica:
         self._crashes = restart.remember(self._world.policy, self._crashes, crash)
 
     def _fail(self, cause: str, message: str) -> None:
-        self._wanted = False
+        self._intent.wanted = False
         self._move(State.FAILED, cause, message, **NOT_RUNNING)
         self._owner.failed(self, LoadFailed(message, code=cause, permanent=True))
 
     def _after_stop(self) -> None:
-        cause, words = self._why
+        cause, words = self._intent.why
         if self.status.state in (State.DRAINING, State.READY, State.LOADING):
             self._move(State.STOPPING, cause, f"{words}; ending the worker")
         if self.status.state is not State.STOPPED:
             self._move(State.STOPPED, cause, words, **NOT_RUNNING)
-
-    async def _unless_changed(self, doing: Awaitable[T]) -> T:
-        """Await `doing`; when somebody changes his mind first, cancel it and raise _ChangedMind."""
-        task: asyncio.Future[T] = asyncio.ensure_future(doing)
-        try:
-            while not task.done():
-                if not self._wanted or self._again:
-                    raise _ChangedMind
-                self._nudge.clear()
-                nudged = asyncio.ensure_future(self._nudge.wait())
-                try:
-                    either: set[asyncio.Future[Any]] = {task, nudged}
-                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    nudged.cancel()
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-                if not task.cancelled():
-                    task.exception()  # how it failed on its way out is no news to anybody
 
     # --- state ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 from modeld.errors import ModeldError
 from modeld.hardware.footprint import Footprint, Line, Source, Where
 from modeld.hardware.machine import HOST, Kind, Machine
-from modeld.supervisor.placement import Demand, gib
+from modeld.supervisor.scheduling.placement import Demand, gib
 from modeld.supervisor.spec import ModelSpec
 
 _log = logging.getLogger("modeld.supervisor")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from modeld.supervisor.scaling import Scaling
+from modeld.supervisor.scheduling.scaling import Scaling
 
 Resolve: TypeAlias = Callable[[str, Callable[[str, float | None], None]], Awaitable[Path]]
 """Turn a model reference into a file or folder on this disk, reporting progress. Raises LoadFailed."""

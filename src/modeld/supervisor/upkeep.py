@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from modeld.supervisor import scaling
+from modeld.supervisor.scheduling import scaling
 from modeld.supervisor.spec import ModelSpec
 
 

@@ -13,7 +13,7 @@ from modeld.protocol.tasks import ChatTask, Message
 from modeld.supervisor.admission import BACKGROUND_EVERY, Priority
 from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.pool import Pool
-from modeld.supervisor.scaling import Scaling
+from modeld.supervisor.scheduling.scaling import Scaling
 from modeld.supervisor.states import State
 from tests.component.supervisor.conftest import Pools, answer, ask, deployment, read, replica, spec, until
 from tests.fakes.machine import GIB

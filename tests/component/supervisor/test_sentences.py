@@ -58,7 +58,7 @@ async def test_a_keep_alive_of_zero_is_the_reason(pools: Pools) -> None:
 
 async def test_failed_replicas_are_counted_as_they_were_wanted(pools: Pools) -> None:
     """When all replicas have failed, the status says of how many."""
-    from modeld.supervisor.scaling import Scaling
+    from modeld.supervisor.scheduling.scaling import Scaling
 
     workers = Workers()
     workers.failures["m"] = [LoadFailed("torn", permanent=True)] * 2

@@ -11,7 +11,7 @@ import pytest
 
 from modeld.errors import ModelUnavailable
 from modeld.ids import LOCAL
-from modeld.supervisor.scheduler import OVERTAKES
+from modeld.supervisor.scheduling.scheduler import OVERTAKES
 from modeld.supervisor.spec import ModelSpec
 from modeld.supervisor.states import State
 from modeld.supervisor.stream import Stream

@@ -15,7 +15,7 @@ from modeld.errors import ModelFailed, ModelUnavailable, WorkerDied
 from modeld.hardware.machine import HOST
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.restart import RestartPolicy
-from modeld.supervisor.scheduler import OVERTAKES
+from modeld.supervisor.scheduling.scheduler import OVERTAKES
 from modeld.supervisor.spec import ModelSpec
 from modeld.supervisor.states import State
 from tests.component.supervisor.conftest import Pools, ask, read, spec

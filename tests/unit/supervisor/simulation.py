@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from modeld.supervisor.placement import Demand, Holding, Never, Phase, Space
-from modeld.supervisor.scheduler import OVERTAKES, Claim, View, plan
+from modeld.supervisor.scheduling.placement import Demand, Holding, Never, Phase, Space
+from modeld.supervisor.scheduling.scheduler import OVERTAKES, Claim, View, plan
 from tests.unit.supervisor.views import free_bytes
 
 

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modeld.hardware.machine import Kind
-from modeld.supervisor.placement import Demand, Found, Holding, Never, Phase, Refusal, Space, find, gib
+from modeld.supervisor.scheduling.placement import (
+    Demand,
+    Found,
+    Holding,
+    Never,
+    Phase,
+    Refusal,
+    Space,
+    find,
+    gib,
+)
 from tests.unit.supervisor.views import GIB, demands, free_bytes, gpu, holdings, host, machines, places
 
 

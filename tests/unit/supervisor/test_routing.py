@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modeld.protocol.tasks import ChatTask, CompletionTask, ImagePart, Message, TextPart
-from modeld.supervisor.routing import AFFINITY_BYTES, AFFINITY_SLACK, Choice, affinity_of, choose
+from modeld.supervisor.scheduling.routing import AFFINITY_BYTES, AFFINITY_SLACK, Choice, affinity_of, choose
 
 choices = st.lists(
     st.builds(Choice, st.sampled_from("abcdefgh"), st.integers(0, 6), st.integers(1, 6)),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeld.supervisor.scaling import Decision, Load, Scaling, decide
+from modeld.supervisor.scheduling.scaling import Decision, Load, Scaling, decide
 
 scalings = st.builds(
     lambda low, more, target, up, down: Scaling(low, low + more, low, target, up, down),

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modeld.hardware.machine import Kind
-from modeld.supervisor.placement import Demand, Found, Holding, Never, Phase, Space, find
-from modeld.supervisor.scheduler import OVERTAKES, Claim, Plan, View, plan
-from modeld.supervisor.turns import LARGE_SHARE
+from modeld.supervisor.scheduling.placement import Demand, Found, Holding, Never, Phase, Space, find
+from modeld.supervisor.scheduling.scheduler import OVERTAKES, Claim, Plan, View, plan
+from modeld.supervisor.scheduling.turns import LARGE_SHARE
 from tests.unit.supervisor.views import free_bytes, gpu, host, places, views
 
 

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from modeld.supervisor.placement import Demand, Phase
-from modeld.supervisor.scheduler import OVERTAKES
+from modeld.supervisor.scheduling.placement import Demand, Phase
+from modeld.supervisor.scheduling.scheduler import OVERTAKES
 from tests.unit.supervisor.simulation import Model, Pool
 from tests.unit.supervisor.views import gpu, host
 

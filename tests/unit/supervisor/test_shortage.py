@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from modeld.supervisor.placement import Demand, Holding, Never, Refusal, find
+from modeld.supervisor.scheduling.placement import Demand, Holding, Never, Refusal, find
 from tests.unit.supervisor.views import GIB, gpu, host
 
 

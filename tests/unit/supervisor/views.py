@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from hypothesis import strategies as st
 
 from modeld.hardware.machine import Kind
-from modeld.supervisor.demand import Demand, Holding, Phase, Space
-from modeld.supervisor.scheduler import Claim, View
+from modeld.supervisor.scheduling.demand import Demand, Holding, Phase, Space
+from modeld.supervisor.scheduling.scheduler import Claim, View
 
 GIB = 1 << 30
 

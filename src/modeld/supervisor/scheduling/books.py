@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from modeld.hardware.machine import Kind
-from modeld.supervisor.demand import Demand, Holding, Never, Phase, Space
+from modeld.supervisor.scheduling.demand import Demand, Holding, Never, Phase, Space
 
 LOADING, SERVING, LEAVING = Phase.LOADING, Phase.SERVING, Phase.LEAVING  # an enum's lookup costs
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from modeld.supervisor.books import LOADING, Books, Entry
-from modeld.supervisor.demand import Demand
+from modeld.supervisor.scheduling.books import LOADING, Books, Entry
+from modeld.supervisor.scheduling.demand import Demand
 
 SUM = -1
 """Stands for a group of GPUs together, where a device's number is expected."""

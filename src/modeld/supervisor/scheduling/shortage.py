@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from modeld.supervisor.books import Books
-from modeld.supervisor.demand import Demand, Never, Refusal, Space, gib
+from modeld.supervisor.scheduling.books import Books
+from modeld.supervisor.scheduling.demand import Demand, Never, Refusal, Space, gib
 
 NAMED = 3
 """Holders and devices that are named one by one; of more, only how many."""

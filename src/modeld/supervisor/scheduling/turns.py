@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from modeld.supervisor.books import LOADING, Books
+from modeld.supervisor.scheduling.books import LOADING, Books
 
 LARGE_SHARE = 1 / 8
 """A replica that takes more than this part of the host's usable memory loads alone among such."""

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modeld.supervisor.books import LOADING, Books, Entry
-from modeld.supervisor.demand import Demand, Found, Holding, Never, Phase, Refusal, Space, gib
-from modeld.supervisor.shortage import explain
-from modeld.supervisor.victims import SUM, Search, choose, cost, ranking
+from modeld.supervisor.scheduling.books import LOADING, Books, Entry
+from modeld.supervisor.scheduling.demand import Demand, Found, Holding, Never, Phase, Refusal, Space, gib
+from modeld.supervisor.scheduling.shortage import explain
+from modeld.supervisor.scheduling.victims import SUM, Search, choose, cost, ranking
 
 __all__ = [
     "Demand",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modeld.supervisor.books import LEAVING, LOADING, Books, Entry
-from modeld.supervisor.demand import Demand, Holding, Never, Refusal, Space, gib
-from modeld.supervisor.placement import Place, search
-from modeld.supervisor.shortage import NAMED, explain
-from modeld.supervisor.turns import Turns
-from modeld.supervisor.victims import Search
+from modeld.supervisor.scheduling.books import LEAVING, LOADING, Books, Entry
+from modeld.supervisor.scheduling.demand import Demand, Holding, Never, Refusal, Space, gib
+from modeld.supervisor.scheduling.placement import Place, search
+from modeld.supervisor.scheduling.shortage import NAMED, explain
+from modeld.supervisor.scheduling.turns import Turns
+from modeld.supervisor.scheduling.victims import Search
 
 OVERTAKES = 16
 """Requests that may go before a waiting claim's oldest request although they came later: the bound of
