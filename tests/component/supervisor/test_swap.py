@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from modeld.clock import SystemClock
 from modeld.errors import ModelUnavailable
 from modeld.ids import LOCAL
 from modeld.supervisor.scheduling.scheduler import OVERTAKES
@@ -381,3 +382,45 @@ async def test_the_victims_own_next_request_waits_and_is_answered(pools: Pools) 
         assert text_of(await for_b) == "ok"
         assert text_of(await for_a) == "ok"
         assert workers.spawned == ["a", "b", "a"]
+
+
+class JumpingClock(SystemClock):
+    """The machine's clock, with a wall that a test sets to another time."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+
+    def time(self) -> float:
+        """Return the wall's time."""
+        return SystemClock.time() + self.offset
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+async def test_a_wall_clock_that_jumps_changes_nothing(pools: Pools, hours: int) -> None:
+    """Two hours more or less on the wall unload nobody, keep nobody, and refuse nobody."""
+    clock = JumpingClock()
+    workers = Workers()
+    models = on_demand("a", keep_alive_s=0.2) + on_demand("b", keep_alive_s=3600.0)
+    async with pools(models, workers=workers, clock=clock, queue_timeout_s=60.0) as pool:
+        with ask(pool, "a") as busy:
+            reading = asyncio.ensure_future(read(busy))
+            await until(pool, State.READY, "a")
+            other = asyncio.ensure_future(answer(ask(pool, "b")))
+            await until(pool, State.WAITING, "b")
+            clock.offset = hours * 3600.0
+            await turns()
+            assert pool.status("a").state is State.READY
+            assert pool.status("b").queued == 1
+            workers.of("a").calls[0].end()
+            assert text_of(await reading) == "ok"
+        await until(pool, State.READY, "b")
+        await turns()
+        workers.of("b").calls[0].end()
+        assert text_of(await other) == "ok"
+        clock.offset = 0.0
+        await turns()
+        (_, status) = pool.statuses()
+        assert status.state is State.READY
+        # What is shown is the wall's time, an hour from now whatever it was in between.
+        assert status.idle_unload_at is not None
+        assert 3590 < status.idle_unload_at - SystemClock.time() <= 3600
