@@ -13,7 +13,7 @@ from modeld.errors import ModeldError
 from modeld.gateway.ports import Stream
 from modeld.ids import Identity
 from modeld.protocol.messages import Facts
-from modeld.protocol.tasks import ChatTask, Event, Finish, Task, Text, Usage
+from modeld.protocol.tasks import ChatTask, CompletionTask, Event, Finish, Task, Text, Usage
 from modeld.supervisor.admission import Priority
 from modeld.supervisor.states import State, Status
 
@@ -60,6 +60,11 @@ def said(text: str = "Hello.", *, n: int = 1) -> list[Answer]:
     script.append([Usage(prompt_tokens=5, completion_tokens=len(pieces) * n)])
     script.append(None)
     return script
+
+
+def choices_of(task: Task) -> int:
+    """Return how many answers a chat or completion asks for, 1 for anything else."""
+    return task.n if isinstance(task, ChatTask | CompletionTask) else 1
 
 
 class FakeStream:
@@ -158,7 +163,7 @@ class FakePool:
         """Play the script; leaving before its end is remembered as `cancelled`."""
         assert model in self.models
         self.calls.append(FakeCall(model, task, identity, priority, keep_alive))
-        script = said(n=task.n) if self.answer is None else self.answer(model, task)
+        script = said(n=choices_of(task)) if self.answer is None else self.answer(model, task)
         if isinstance(script, ModeldError):
             raise script
         stream = FakeStream(script)

@@ -38,7 +38,9 @@ class Facts(msgspec.Struct, frozen=True):
     """What a loaded model really is and uses, as the worker found it.
 
     `slots`: calls it works on at once. `bytes_used`: resident memory of the worker's process tree.
-    `capabilities`: of chat, completion, tools, json_schema, logprobs, reasoning, vision.
+    `capabilities`: of chat, completion, tools, json_schema, logprobs, reasoning, vision, embed, rerank,
+    tokenize, speech, transcription, translation, image, image_edit. `dimensions`: length of an embedding;
+    `matryoshka`: whether a shorter one may be cut from it. `voices`: names of the voices, in their order.
     `detail`: words for `ctl status`, e.g. {"engine": "xllamacpp 2026.10", "tools": "rendered by modeld"}.
     """
 
@@ -49,6 +51,9 @@ class Facts(msgspec.Struct, frozen=True):
     context_length: int | None = None
     capabilities: tuple[str, ...] = ()
     detail: dict[str, str] = {}
+    dimensions: int | None = None
+    matryoshka: bool = False
+    voices: tuple[str, ...] = ()
 
 
 class LoadSpec(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from modeld.errors import BadRequest
+
 
 class _Task(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     pass
@@ -126,7 +128,115 @@ class CompletionTask(_Task, tag="completion", frozen=True, omit_defaults=True, k
     engine_options: dict[str, Any] = {}
 
 
-Task: TypeAlias = ChatTask | CompletionTask
+class EmbedTask(_Task, tag="embed", frozen=True, omit_defaults=True, kw_only=True):
+    """Turn each input (text, or token ids of this model) into a vector.
+
+    `dimensions`: the length wanted, None for the model's own. Answer: one Vector for each input, in any
+    order, then Usage.
+    """
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+
+
+class RerankTask(_Task, tag="rerank", frozen=True, omit_defaults=True, kw_only=True):
+    """Score each document by how well it answers the query. Answer: one Score for each, then Usage."""
+
+    query: str
+    documents: tuple[str, ...]
+
+
+class TokenizeTask(_Task, tag="tokenize", frozen=True, omit_defaults=True, kw_only=True):
+    """Split a text into the model's tokens; `special`: with those that begin a prompt. Answer: one Tokens."""
+
+    text: str
+    special: bool = True
+
+
+class DetokenizeTask(_Task, tag="detokenize", frozen=True, omit_defaults=True, kw_only=True):
+    """Join token ids to text. Answer: one Text."""
+
+    tokens: tuple[int, ...]
+
+
+AudioFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+"""How speech is coded: opus in Ogg, aac as ADTS, pcm as little-endian 16-bit mono without a header."""
+
+
+class SpeechTask(_Task, tag="speech", frozen=True, omit_defaults=True, kw_only=True):
+    """Speak a text. `voice`: a name or number of the model's; `speed` 1 is the voice's own pace.
+
+    Answer: Audio pieces that joined are one file of the format, the first one as early as possible; then
+    Usage (prompt_tokens: characters of the text; completion_tokens: milliseconds of audio).
+    """
+
+    text: str
+    voice: str
+    format: AudioFormat = "mp3"
+    speed: float = 1.0
+    instructions: str | None = None
+
+
+class TranscribeTask(_Task, tag="transcribe", frozen=True, omit_defaults=True, kw_only=True):
+    """Write down what is said in a recording: any container and rate that the worker can decode.
+
+    `translate`: in English, whatever was spoken. `language`: a code such as "de", None to find out. `words`:
+    with the time of each word. Answer: Segments in order, then one Transcript, then Usage (prompt_tokens:
+    milliseconds of audio, completion_tokens: tokens written).
+    """
+
+    media: bytes
+    translate: bool = False
+    language: str | None = None
+    prompt: str | None = None
+    temperature: float | None = None
+    words: bool = False
+
+
+class ImageTask(_Task, tag="image", frozen=True, omit_defaults=True, kw_only=True):
+    """Draw pictures; sizes in pixels.
+
+    `image` (a picture file) makes it a variation or, with `mask` (transparent or white where to draw), an
+    edit; `strength` 0..1 is how far it may go from the picture. None leaves a value to the model's options.
+    `previews`: so many unfinished pictures on the way. Answer: Steps, Pictures (previews first, then
+    one final one for each of `n`), then Usage.
+    """
+
+    prompt: str = ""
+    negative_prompt: str = ""
+    n: int = 1
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    seed: int | None = None
+    image: bytes | None = None
+    mask: bytes | None = None
+    strength: float | None = None
+    previews: int = 0
+
+
+Task: TypeAlias = (
+    ChatTask
+    | CompletionTask
+    | EmbedTask
+    | RerankTask
+    | TokenizeTask
+    | DetokenizeTask
+    | SpeechTask
+    | TranscribeTask
+    | ImageTask
+)
+
+
+GenerateTask: TypeAlias = ChatTask | CompletionTask
+"""What a language model answers with Text."""
+
+
+def unsupported(loader: str, task: Task) -> BadRequest:
+    """Return the error of a loader that cannot do a task."""
+    kind = type(task).__name__.removesuffix("Task").lower()
+    return BadRequest(f"a model of the loader {loader} does not do this: {kind}", code="unsupported_task")
 
 
 # --- events -------------------------------------------------------------------------------------------------
@@ -194,4 +304,91 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     reasoning_tokens: int = 0
 
 
-Event: TypeAlias = Text | Reasoning | ToolCallDelta | Finish | Usage
+class Vector(msgspec.Struct, frozen=True, array_like=True, tag="v"):
+    """The embedding of input `index`: little-endian float32 values, one after the other."""
+
+    index: int
+    data: bytes
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """The relevance of document `index`; higher is better."""
+
+    index: int
+    score: float
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    """Token ids."""
+
+    ids: tuple[int, ...]
+
+
+class Audio(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """A piece of coded audio."""
+
+    data: bytes
+
+
+class Word(msgspec.Struct, frozen=True, array_like=True):
+    """A word and when it was said, in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    """A stretch of a transcript: the fields of OpenAI's verbose form, times in seconds."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...] = ()
+    temperature: float = 0.0
+    avg_logprob: float = 0.0
+    compression_ratio: float = 0.0
+    no_speech_prob: float = 0.0
+    words: tuple[Word, ...] = ()
+
+
+class Transcript(msgspec.Struct, frozen=True, array_like=True, tag="x"):
+    """What a whole recording was: its language (a name such as "english") and length in seconds."""
+
+    language: str
+    duration: float
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """How far a long piece of work is, 0..1, with a word for people."""
+
+    fraction: float
+    stage: str = ""
+
+
+class Picture(msgspec.Struct, frozen=True, array_like=True, tag="i"):
+    """Picture `index` as a PNG file. `preview` None: it is finished; else its number among the previews."""
+
+    index: int
+    data: bytes
+    seed: int | None = None
+    preview: int | None = None
+
+
+Event: TypeAlias = (
+    Text
+    | Reasoning
+    | ToolCallDelta
+    | Finish
+    | Usage
+    | Vector
+    | Score
+    | Tokens
+    | Audio
+    | Segment
+    | Transcript
+    | Step
+    | Picture
+)

@@ -9,7 +9,7 @@ from modeld.protocol.messages import Facts
 from modeld.protocol.tasks import ChatTask, CompletionTask, Finish, Text, Usage
 from modeld.supervisor.states import State
 from tests.component.gateway.served import CHAT, Serve
-from tests.fakes.pool import FakePool, last_chat, model, said
+from tests.fakes.pool import FakePool, choices_of, last_chat, model, said
 
 
 async def test_an_answer_in_one_body(serve: Serve) -> None:
@@ -271,7 +271,7 @@ async def test_metrics_count_every_kind_of_request(serve: Serve) -> None:
 
 async def test_the_usage_chunk_goes_only_to_who_asked(serve: Serve) -> None:
     """Counting tokens for the metrics must not put a usage chunk into a stream that did not ask."""
-    gateway = await serve(FakePool(answer=lambda _name, task: said("a b", n=task.n)))
+    gateway = await serve(FakePool(answer=lambda _name, task: said("a b", n=choices_of(task))))
     for asked in (False, True):
         options = {"stream_options": {"include_usage": True}} if asked else {}
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True, **options}

@@ -18,7 +18,7 @@ from modeld.errors import ModelFailed, WorkerDied
 from modeld.protocol.tasks import Finish, Reasoning, Text, TokenLogprob, ToolCallDelta, TopLogprob, Usage
 from modeld.supervisor.admission import Priority
 from tests.component.gateway.served import Serve, Served
-from tests.fakes.pool import Answer, FakePool, last_chat, model, said
+from tests.fakes.pool import Answer, FakePool, choices_of, last_chat, model, said
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 TOOLS: list[ChatCompletionFunctionToolParam] = [
@@ -186,7 +186,7 @@ async def test_logprobs(serve: Serve, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_two_choices(serve: Serve, stream: bool) -> None:
     """n=2 gives two choices with their own indexes and finishes."""
-    gateway = await serve(FakePool(answer=lambda _name, task: said("a b", n=task.n)))
+    gateway = await serve(FakePool(answer=lambda _name, task: said("a b", n=choices_of(task))))
     async with _client(gateway) as client:
         if stream:
             texts = {0: "", 1: ""}

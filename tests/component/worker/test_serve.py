@@ -14,7 +14,7 @@ import pytest_asyncio
 from modeld.errors import EngineError, ModeldError, ModelUnavailable, WorkerDied
 from modeld.protocol import messages as m
 from modeld.protocol.channel import CREDIT_STEP, WINDOW, OpenCall
-from modeld.protocol.tasks import Task, Text
+from modeld.protocol.tasks import ChatTask, CompletionTask, Task, Text
 from modeld.worker import registry
 from modeld.worker.loader import Emit, Report
 from modeld.worker.serve import serve
@@ -169,6 +169,7 @@ async def test_every_call_is_answered_exactly_once_however_cancel_and_end_cross(
     """A cancel before the first step, at any step, or at the end: exactly one Ended or Failed."""
 
     async def run(task: Task, emit: Emit) -> None:
+        assert isinstance(task, ChatTask | CompletionTask)
         assert task.sampling.max_tokens is not None
         for _ in range(task.sampling.max_tokens):
             await asyncio.sleep(0)

@@ -15,7 +15,16 @@ import msgspec
 
 from modeld.errors import EngineError, LoadFailed
 from modeld.protocol.messages import Facts, LoadSpec
-from modeld.protocol.tasks import ChatTask, CompletionTask, Finish, Task, Text, Usage
+from modeld.protocol.tasks import (
+    ChatTask,
+    CompletionTask,
+    Finish,
+    GenerateTask,
+    Task,
+    Text,
+    Usage,
+    unsupported,
+)
 from modeld.worker.loader import Emit, LoadedModel, Report
 
 
@@ -63,6 +72,8 @@ class FakeModel:
 
     async def run(self, task: Task, emit: Emit, identity: str) -> None:
         """Emit the script's tokens for each choice, then Finish and Usage."""
+        if not isinstance(task, ChatTask | CompletionTask):
+            raise unsupported("fake", task)
         if not self._script.ignore_cancel:
             await self._answer(task, emit)
             return
@@ -72,7 +83,7 @@ class FakeModel:
                 await asyncio.wait({answering})
         answering.result()
 
-    async def _answer(self, task: Task, emit: Emit) -> None:
+    async def _answer(self, task: GenerateTask, emit: Emit) -> None:
         script = self._script
         if script.first_delay:
             await asyncio.sleep(script.first_delay)
@@ -117,7 +128,7 @@ def _split(text: str) -> list[str]:
     return [word + " " for word in words[:-1]] + words[-1:]
 
 
-def _prompt_tokens(task: Task) -> int:
+def _prompt_tokens(task: GenerateTask) -> int:
     match task:
         case ChatTask():
             return sum(len(str(message.content or "").split()) for message in task.messages)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from modeld.gateway.ports import Stream
-from modeld.protocol.tasks import Event, Usage
+from modeld.protocol.tasks import Event, Finish, Reasoning, Text, ToolCallDelta, Usage
 
 WAIT = 60.0
 """Seconds of one wait of a pump; it only has to be finite."""
@@ -89,6 +89,6 @@ async def _pump(stream: Stream, offset: int, fan_in: _Merged) -> None:
 
 
 def _shifted(event: Event, offset: int) -> Event:
-    if isinstance(event, Usage) or not offset:
+    if not offset or not isinstance(event, Text | Reasoning | ToolCallDelta | Finish):
         return event
     return msgspec.structs.replace(event, index=event.index + offset)

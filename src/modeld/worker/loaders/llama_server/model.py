@@ -16,6 +16,7 @@ from modeld.protocol.tasks import (
     Task,
     Text,
     Usage,
+    unsupported,
 )
 from modeld.worker.loader import Emit, Report
 from modeld.worker.loaders.llama_server import translate
@@ -66,8 +67,10 @@ class LlamaModel:
         """Run every choice as a request of its own, then report the usage of all."""
         if isinstance(task, ChatTask):
             request = await self._chat(task)
-        else:
+        elif isinstance(task, CompletionTask):
             request = await self._completion(task)
+        else:
+            raise unsupported("llama_server", task)
         if task.n == 1:
             usages = [await self._choice(task, 0, request, emit)]
         else:
