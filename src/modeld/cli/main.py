@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from modeld import __version__
-from modeld.errors import ConfigError, ModeldError, UsageError
+from modeld.errors import ConfigError, ModeldError, NotFound, UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("modeld.cli.serve:serve", "Run the daemon."),
@@ -66,7 +66,8 @@ class Commands(click.Group):
         except ModeldError as error:
             # A ConfigError begins with file:line:column, for editors that jump there.
             click.echo(f"{error}" if isinstance(error, ConfigError) else f"Error: {error}", err=True)
-            code = 2 if isinstance(error, UsageError) else 1
+            # A name that is not there is bad input as well.
+            code = 2 if isinstance(error, UsageError | NotFound) else 1
         except click.ClickException as error:
             error.show(sys.stderr)
             code = error.exit_code

@@ -62,7 +62,7 @@ async def test_defect_in_a_move(daemon: Daemon) -> None:
     """Even a defect in the supervisor ends as one line and exit code 1."""
     daemon.supervisor.fails = KeyError("oops")
     result = await daemon.ctl("load", "whisper")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == "Error: a defect of modeld: KeyError: 'oops'"
 
 
