@@ -62,15 +62,15 @@ async def test_defect_in_a_move(daemon: Daemon) -> None:
     """Even a defect in the supervisor ends as one line and exit code 1."""
     daemon.supervisor.fails = KeyError("oops")
     result = await daemon.ctl("load", "whisper")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "Error: a defect of modeld: KeyError: 'oops'"
 
 
 @pytest.mark.parametrize("line", [("load", "x/y"), ("unload", "nope"), ("restart", "ü?#"), ("logs", "nope")])
 async def test_unknown_model(daemon: Daemon, line: tuple[str, ...]) -> None:
-    """A name that is not configured exits with 1 and lists the names that are."""
+    """A name that is not configured exits with 2 and lists the names that are."""
     result = await daemon.ctl(*line)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"Error: no model is named {line[1]!r}; there are: qwen, whisper\n"
 
 
