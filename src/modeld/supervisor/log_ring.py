@@ -91,10 +91,12 @@ class LogRing:
         """Return the kept lines, oldest first."""
         return list(self._lines)
 
-    def tail(self, count: int) -> str:
-        """Return the last `count` lines of the present worker as one text."""
+    def tail(self, count: int, within_s: float = float("inf")) -> str:
+        """Return the last `count` lines of the present worker, at most `within_s` seconds old."""
         count = min(count, self._life, LINES)
-        return "\n".join(line.text for line in list(self._lines)[len(self._lines) - count :])
+        oldest = self._clock.time() - within_s
+        lines = list(self._lines)[len(self._lines) - count :]
+        return "\n".join(line.text for line in lines if line.time >= oldest)
 
     @contextmanager
     def follow(self) -> Iterator[AsyncIterator[LogLine]]:

@@ -36,6 +36,10 @@ LAST_WORDS = 12
 """Lines of the log that go into a message about a worker's death."""
 
 
+RECENT_S = 30.0
+"""Lines older than these seconds are no last words: an engine's start explains no end hours later."""
+
+
 class Worker:
     """A worker process and the link to it."""
 
@@ -217,7 +221,7 @@ class Worker:
             reason = f"the worker broke the protocol and was stopped: {broken}"
         else:
             reason = f"the worker {exit_words(code)}"
-            if not self._stopping and (words := self._ring.tail(LAST_WORDS)):
+            if not self._stopping and (words := self._ring.tail(LAST_WORDS, RECENT_S)):
                 reason += f"; its last words:\n{words}"
         self._caller.fail_all(WorkerDied(reason))
         self._caller.close()

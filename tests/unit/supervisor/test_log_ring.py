@@ -85,3 +85,25 @@ async def test_a_follower_that_lags_loses_the_oldest() -> None:
         for number in range(LINES + 5):
             ring.add(str(number))
         assert (await anext(lines)).text == "5"
+
+
+def test_old_lines_are_no_last_words() -> None:
+    """Of a worker that lived long only what it said lately is its tail."""
+    clock = FakeClock()
+    ring = LogRing(clock)
+    ring.feed(b"listening\n")
+    clock.advance(3600.0)
+    assert ring.tail(5, 30.0) == ""
+    ring.feed(b"out of cheese\n")
+    clock.advance(10.0)
+    assert ring.tail(5, 30.0) == "out of cheese"
+    assert ring.tail(5) == "listening\nout of cheese"
+
+
+def test_a_replicas_lines_go_into_its_models_log_too() -> None:
+    """Each line stands in both logs, in the model's with the replica's mark."""
+    clock = FakeClock()
+    model = LogRing(clock)
+    LogRing(clock, into=model, prefix="[1] ").feed(b"one\n")
+    LogRing(clock, into=model).feed(b"two\n")
+    assert _texts(model) == ["[1] one", "two"]
