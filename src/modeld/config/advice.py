@@ -10,8 +10,11 @@ from modeld.config.outline import is_list, section_of
 from modeld.config.schema import Config, Model
 from modeld.config.values import Section
 
-LOADERS = ("llama_server", "fake")
+LOADERS = ("llama_server", "diffusers", "fake")
 """The loaders this version has."""
+
+USECASES = ("generate", "image")
+"""The usecases that this version has endpoints for."""
 
 _MOST_NAMED = 8
 _SWITCHES = ("yes", "no", "on", "off")
@@ -73,10 +76,10 @@ def _of_model(model: Model, path: tuple[str | int, ...]) -> Iterator[Finding]:
             f"the loader {model.loader} is read, but this version does not have it yet; "
             f"{model.name!r} will not load",
         )
-    elif model.usecase != "generate":
+    elif model.usecase not in USECASES:
         yield _finding(
             (*path, "usecase"),
-            f"the usecase {model.usecase} is read, but this version serves only generate; "
+            f"the usecase {model.usecase} is read, but this version serves only {', '.join(USECASES)}; "
             f"nobody can call {model.name!r}",
         )
     for key, value in model.chat_template_kwargs.items():

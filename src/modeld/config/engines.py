@@ -80,9 +80,17 @@ class VllmEngineKwargs(Section):
 class DiffusersConfig(Section):
     """Options of the diffusers loader."""
 
-    torch_dtype: str = Field(default="float16", description="Type of the weights in memory.")
+    torch_dtype: str = Field(
+        default="float16",
+        description="Type of the weights in memory: float16 (float32 on the CPU), bfloat16, float32, auto.",
+    )
     num_inference_steps: Whole = Field(default=30, ge=1, description="Denoising steps for an image.")
     guidance_scale: Number = Field(default=7.5, description="How closely an image follows its prompt.")
+    offload: Literal["none", "model", "sequential"] = Field(
+        default="none",
+        description="Keep idle parts (model) or layers (sequential) in RAM; needs a GPU and accelerate.",
+    )
+    vae_tiling: bool = Field(default=False, description="Decode in tiles, to save memory.")
 
 
 class LlamaServerConfig(Section):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 LOADERS: dict[str, str] = {
     "llama_server": "modeld.worker.loaders.llama_server",
+    "diffusers": "modeld.worker.loaders.diffusers",
     "fake": "modeld.worker.loaders.fake",
 }
 

@@ -365,7 +365,7 @@ def test_warnings_name_their_line(file: Path) -> None:
         "9:54: models[1].loader: the loader vllm is read, but this version does not have it yet; "
         "'b' will not load",
         "13:45: gateways[0].models[0].usecase: the usecase embed is read, but this version serves only "
-        "generate; nobody can call 'c'",
+        "generate, image; nobody can call 'c'",
     ]
 
 
