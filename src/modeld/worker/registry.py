@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 LOADERS: dict[str, str] = {
     "llama_server": "modeld.worker.loaders.llama_server",
     "diffusers": "modeld.worker.loaders.diffusers",
+    "sherpa_onnx": "modeld.worker.loaders.sherpa_onnx",
+    "whispercpp": "modeld.worker.loaders.whispercpp",
     "fake": "modeld.worker.loaders.fake",
 }
 
