@@ -125,7 +125,7 @@ def environment(session: nox.Session) -> Path:
     session.run(sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT), external=True, log=False)
     group = nox.project.dependency_groups(project, "dev")
     pip = (str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    session.run(*pip, "-e", ".[demo]", *group, external=True)
+    session.run(*pip, "-e", ".[demo,stt,tts]", *group, external=True)
     stamp.write_text(wanted)
     return ENVIRONMENT
 

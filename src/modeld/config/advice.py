@@ -10,10 +10,10 @@ from modeld.config.outline import is_list, section_of
 from modeld.config.schema import Config, Model
 from modeld.config.values import Section
 
-LOADERS = ("llama_server", "diffusers", "fake")
+LOADERS = ("llama_server", "diffusers", "sherpa_onnx", "fake")
 """The loaders this version has."""
 
-USECASES = ("generate", "image")
+USECASES = ("generate", "image", "tts")
 """The usecases that this version has endpoints for."""
 
 _MOST_NAMED = 8

@@ -14,6 +14,8 @@ from modeld.gateway.envelope import plain_response
 from modeld.gateway.families import health, models
 from modeld.gateway.families.chat import routes as chat
 from modeld.gateway.families.completions import routes as completions
+from modeld.gateway.families.images import routes as images
+from modeld.gateway.families.speech import routes as speech
 from modeld.gateway.ports import Pool
 from modeld.gateway.routing import Gateway
 from modeld.gateway.settings import GatewaySettings
@@ -41,7 +43,7 @@ def build_app(pool: Pool, settings: GatewaySettings, metrics: Metrics, clock: Cl
     )
     metrics.watch_models(pool.statuses)
     middleware.install(app, gateway)
-    for family in (chat, completions, models, health):
+    for family in (chat, completions, speech, models, health, images):
         family.add_routes(app)
     return app
 
