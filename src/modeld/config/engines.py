@@ -123,6 +123,13 @@ class LlamaServerConfig(Section):
     extra_args: tuple[str, ...] = Field(
         default=(), description="More arguments, given to llama-server as they are."
     )
+    pooling: Literal["mean", "cls", "last", "rank"] | None = Field(
+        default=None,
+        description="How an embedding model makes one vector; rank is a reranker. Unset is the model's own.",
+    )
+    matryoshka: bool = Field(
+        default=False, description="The model was trained for shorter vectors: dimensions may cut them."
+    )
     ubatch_size: Whole | None = Field(default=None, ge=1, description="Tokens in one physical batch.")
     flash_attn: Literal["on", "off", "auto"] | None = Field(default=None, description="Flash attention.")
     cache_type_k: CacheType | None = Field(default=None, description="Type of the keys in the KV cache.")

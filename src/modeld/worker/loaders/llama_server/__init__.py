@@ -3,7 +3,8 @@
 The worker speaks the server's HTTP over a Unix socket (`client`), in the shapes of `translate`. What the
 model's chat template can do is found out once, at load (`probe`): llama.cpp renders tools only if the
 template does, and does not enforce `tool_choice`, so calls that must happen are enforced by a JSON schema
-over the whole answer, which it does enforce (`worker.tools`).
+over the whole answer, which it does enforce (`worker.tools`). For the usecase `embed` the engine gives
+vectors, or scores if the model is a reranker (`embedding`).
 """
 
 from __future__ import annotations

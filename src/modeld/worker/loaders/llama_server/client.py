@@ -7,15 +7,30 @@ while it streams; a whole answer would be generated to its end for nobody.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from modeld.errors import BadRequest, EngineError, ModeldError, ModelUnavailable, WorkerDied
 from modeld.worker.loaders.llama_server.connection import Connection
+
+T = TypeVar("T")
+
+
+class TooLong(BadRequest):
+    """A request of more tokens than fit: it has `given`, `limit` fit."""
+
+    def __init__(self, given: int, limit: int) -> None:
+        super().__init__(
+            f"the request has {given} tokens, the model's context holds {limit}; shorten it, or raise n_ctx",
+            code="context_length_exceeded",
+            param="messages",
+        )
+        self.given, self.limit = given, limit
 
 
 class TopLogprob(msgspec.Struct):
@@ -137,6 +152,14 @@ class Client:
         except msgspec.MsgspecError as error:
             raise EngineError(f"the engine's answer to {path} cannot be read: {error}") from error
 
+    async def ask(self, path: str, body: Any, kind: type[T]) -> T:
+        """Post `body` and return the answer as `kind`. Raises as `fetch` does."""
+        answer = await self.fetch("POST", path, body)
+        try:
+            return msgspec.convert(answer, kind)
+        except msgspec.ValidationError as error:
+            raise EngineError(f"the engine's answer to {path} cannot be read: {error}") from error
+
     @asynccontextmanager
     async def stream(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Chunk]]:
         """Post `body` and give the answer's chunks; leaving the block stops the engine's work.
@@ -194,14 +217,13 @@ def _refusal(status: int, text: bytes) -> ModeldError:
 def _fault(status: int, fault: EngineFault) -> ModeldError:
     message = fault.message.strip() or f"the engine answered HTTP {status} without a word"
     if fault.type == "exceed_context_size_error":
-        sizes = (
-            f"the request has {fault.n_prompt_tokens} tokens, the model's context holds {fault.n_ctx}"
-            if fault.n_prompt_tokens and fault.n_ctx
-            else message
-        )
+        if fault.n_prompt_tokens and fault.n_ctx:
+            return TooLong(fault.n_prompt_tokens, fault.n_ctx)
         return BadRequest(
-            f"{sizes}; shorten it, or raise n_ctx", code="context_length_exceeded", param="messages"
+            f"{message}; shorten it, or raise n_ctx", code="context_length_exceeded", param="messages"
         )
+    if batch := _OVER_BATCH.search(message):
+        return TooLong(int(batch[1]), int(batch[2]))
     if status == 503:
         return ModelUnavailable(f"the engine is not ready: {message}")
     if 400 <= status < 500 and "JSON schema" in message:
@@ -220,6 +242,9 @@ def _fault(status: int, fault: EngineFault) -> ModeldError:
         )
     return EngineError(message)
 
+
+_OVER_BATCH = re.compile(r"input \((\d+) tokens\) is too large to process.*batch size: (\d+)", re.DOTALL)
+"""llama.cpp answers 500 when an input to embed does not fit into one physical batch."""
 
 _TEMPLATE_WORDS = ("Jinja", "jinja", "template", "raise_exception")
 """llama.cpp answers 500 when a chat template raises; it is the request's fault, known by these words."""

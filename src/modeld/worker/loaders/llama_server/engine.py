@@ -24,6 +24,7 @@ from modeld.errors import LoadFailed
 from modeld.protocol.messages import LoadSpec
 from modeld.worker.lifeline import tied
 from modeld.worker.loader import Report
+from modeld.worker.loaders.llama_server.pooling import own_pooling
 
 POLL_S = 0.025
 """Seconds between two looks at an engine that is loading."""
@@ -36,6 +37,9 @@ LAST_WORDS = 12
 
 DEFAULT_CONTEXT = 2048
 """Tokens of context for each request when the configuration says nothing."""
+
+OWN_CONTEXT_BATCH = 8192
+"""Tokens in one physical batch of an embedding model whose context is its own (n_ctx 0), so not known yet."""
 
 GROWTH_STEP = 1 << 20
 """Bytes of new resident memory that count as progress."""
@@ -87,9 +91,10 @@ def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
     else:
         binary = shutil.which("llama-server")
     if binary:
-        return [binary, *_flags(options, model, sock)], f"llama-server ({binary})"
+        return [binary, *_flags(spec, model, sock)], f"llama-server ({binary})"
     if importlib.util.find_spec("xllamacpp") is not None:
-        settings = json.dumps({"model": str(model), "socket": str(sock), **options})
+        more = {"embeddings": True, "pooling": pooling(spec, model)} if spec.usecase == "embed" else {}
+        settings = json.dumps({"model": str(model), "socket": str(sock), **options, **more})
         return [sys.executable, "-m", "modeld.worker.loaders.llama_server.xllama", settings], "xllamacpp"
     raise LoadFailed(
         "no llama.cpp engine on this machine: put llama-server on PATH, "
@@ -100,7 +105,23 @@ def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
     )
 
 
-def _flags(options: dict[str, Any], model: Path, sock: Path) -> list[str]:
+def pooling(spec: LoadSpec, model: Path) -> str | None:
+    """Return how the model makes one vector of its tokens': as configured, else as its file says."""
+    chosen: str | None = spec.options.get("pooling")
+    return chosen or own_pooling(model)
+
+
+def embedding_batch(options: dict[str, Any]) -> int:
+    """Return how many tokens an embedding model must take at once: an input cannot be split.
+
+    Whole inputs of the context's length must fit into a physical batch, or the engine fails on them.
+    """
+    context = int(options.get("n_ctx", DEFAULT_CONTEXT)) or OWN_CONTEXT_BATCH
+    return max(int(options.get("n_batch") or 0), context)
+
+
+def _flags(spec: LoadSpec, model: Path, sock: Path) -> list[str]:
+    options = spec.options
     parallel = int(options.get("parallel") or 1)
     flags = ["-m", str(model), "--host", str(sock), "--jinja", "-np", str(parallel)]
     # 0 is "what the model was trained for", and goes through as it is.
@@ -120,6 +141,10 @@ def _flags(options: dict[str, Any], model: Path, sock: Path) -> list[str]:
     template = options.get("chat_template")
     if template:
         flags += ["--chat-template-file" if Path(template).is_file() else "--chat-template", str(template)]
+    if spec.usecase == "embed":
+        flags += ["--embeddings", "-b", str(embedding_batch(options)), "-ub", str(embedding_batch(options))]
+        kind = pooling(spec, model)
+        flags += ["--pooling", kind] if kind else []
     if options.get("context_shift"):
         flags.append("--context-shift")
     return [*flags, *map(str, options.get("extra_args") or ())]

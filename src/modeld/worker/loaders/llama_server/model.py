@@ -12,25 +12,21 @@ from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
     CompletionTask,
+    DetokenizeTask,
     Finish,
     Task,
     Text,
+    TokenizeTask,
     Usage,
-    unsupported,
 )
 from modeld.worker.loader import Emit, Report
-from modeld.worker.loaders.llama_server import translate
+from modeld.worker.loaders.llama_server import facts, tokens, translate
 from modeld.worker.loaders.llama_server.client import Client, EngineUsage
-from modeld.worker.loaders.llama_server.engine import Engine, command, model_file, resident_bytes
+from modeld.worker.loaders.llama_server.embedding import EmbeddingModel, cannot
+from modeld.worker.loaders.llama_server.engine import Engine, command, model_file, pooling
 from modeld.worker.tools import ParserFactory, TemplateFacts, plan
 
 SOCKET_NAME = "engine.sock"
-
-_PROBE_TOOL = {
-    "type": "function",
-    "function": {"name": "modeld_probe_tool", "parameters": {"type": "object", "properties": {}}},
-}
-
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -50,9 +46,16 @@ class LlamaModel:
     """One loaded model; see `worker.loader.LoadedModel`."""
 
     def __init__(
-        self, engine: Engine, client: Client, facts: Facts, template: TemplateFacts, spec: LoadSpec
+        self,
+        engine: Engine,
+        client: Client,
+        facts: Facts,
+        vocabulary: int,
+        template: TemplateFacts,
+        spec: LoadSpec,
     ) -> None:
         self.facts = facts
+        self._vocabulary = vocabulary
         self._engine = engine
         self._client = client
         self._template = template
@@ -69,8 +72,10 @@ class LlamaModel:
             request = await self._chat(task)
         elif isinstance(task, CompletionTask):
             request = await self._completion(task)
+        elif isinstance(task, TokenizeTask | DetokenizeTask):
+            return await tokens.run(self._client, task, self._vocabulary, emit)
         else:
-            raise unsupported("llama_server", task)
+            raise cannot(task, self.facts)
         if task.n == 1:
             usages = [await self._choice(task, 0, request, emit)]
         else:
@@ -191,8 +196,8 @@ class LlamaModel:
         return usage, min(thoughts, usage.completion_tokens)
 
 
-async def start(spec: LoadSpec, report: Report) -> LlamaModel:
-    """Start an engine for `spec`, wait until it is ready, and find out what its template can do."""
+async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
+    """Start an engine for `spec`, wait until it is ready, and find out what the model can do."""
     model = model_file(spec)
     sock = Path(spec.runtime_dir) / SOCKET_NAME
     argv, name = command(spec, model, sock)
@@ -202,7 +207,11 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel:
     try:
         await engine.ready(client.healthy, report, spec.start_timeout_s, model.stat().st_size)
         props = await client.fetch("GET", "/props")
-        template = await probe(client)
+        vocabulary = await tokens.vocabulary_of(client)
+        if spec.usecase == "embed":
+            found = await facts.of_embeddings(client, props, engine, spec, pooling(spec, model))
+            return EmbeddingModel(engine, client, found, vocabulary)
+        template = await facts.probe(client)
     except ModeldError as error:
         await engine.stop()
         if isinstance(error, LoadFailed):
@@ -213,48 +222,5 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel:
     except BaseException:
         await engine.stop()
         raise
-    return LlamaModel(engine, client, _facts(props, template, engine, spec), template, spec)
-
-
-def _facts(props: dict[str, Any], template: TemplateFacts, engine: Engine, spec: LoadSpec) -> Facts:
-    capabilities = ["chat", "completion", "tools", "json_schema", "logprobs"]
-    source = str(props.get("chat_template") or "")
-    if "<think>" in source or "enable_thinking" in source or "reasoning_content" in source:
-        capabilities.append("reasoning")
-    if (props.get("modalities") or {}).get("vision"):
-        capabilities.append("vision")
-    settings = props.get("default_generation_settings") or {}
-    return Facts(
-        loader="llama_server",
-        # llama.cpp does not tell over HTTP where its layers went; only this much is certain.
-        device="cpu" if spec.options.get("n_gpu_layers") == 0 else "chosen by the engine",
-        slots=int(props.get("total_slots") or 1),
-        bytes_used=resident_bytes(engine.pid),
-        context_length=int(settings["n_ctx"]) if "n_ctx" in settings else None,
-        capabilities=tuple(capabilities),
-        detail={
-            "engine": engine.name,
-            "tools": "rendered by the template" if template.renders_tools else "rendered by modeld",
-        },
-    )
-
-
-async def probe(client: Client) -> TemplateFacts:
-    """Render small conversations to see what the chat template does with tools and late system messages."""
-    renders_tools = "modeld_probe_tool" in await _rendered(client, [("user", "hello")], [_PROBE_TOOL])
-    late = await _rendered(
-        client, [("user", "hello"), ("assistant", "hi"), ("system", "modeld_probe"), ("user", "x")]
-    )
-    return TemplateFacts(renders_tools=renders_tools, late_system="modeld_probe" in late)
-
-
-async def _rendered(
-    client: Client, turns: list[tuple[str, str]], tools: list[dict[str, Any]] | None = None
-) -> str:
-    body: dict[str, Any] = {"messages": [{"role": role, "content": text} for role, text in turns]}
-    if tools:
-        body["tools"] = tools
-    try:
-        return str((await client.fetch("POST", "/apply-template", body))["prompt"])
-    except ModeldError:
-        return ""  # the template refuses this conversation: the answer to the question is no
+    found = facts.of_chat(props, template, engine, spec)
+    return LlamaModel(engine, client, found, vocabulary, template, spec)

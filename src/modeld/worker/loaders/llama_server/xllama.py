@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modeld.worker.loaders.llama_server.engine import DEFAULT_CONTEXT
+from modeld.worker.loaders.llama_server.engine import DEFAULT_CONTEXT, embedding_batch
 
 
 def _set(path: str, convert: Callable[[str], Any]) -> Callable[[Any, str], None]:
@@ -69,7 +69,10 @@ FLAGS: dict[str, Callable[[Any, str], None]] = {
 
 
 def configure(params: Any, options: dict[str, Any]) -> None:
-    """Put the loader's options into xllamacpp's `CommonParams`. Raises ValueError for an unknown flag."""
+    """Put the loader's options into xllamacpp's `CommonParams`. Raises ValueError for an unknown flag.
+
+    Beside the loader's own: `model` and `socket` (paths), and `embeddings` for a model that gives vectors.
+    """
     parallel = int(options.get("parallel") or 1)
     params.model.path = options["model"]
     params.hostnames = [options["socket"]]
@@ -85,6 +88,14 @@ def configure(params: Any, options: dict[str, Any]) -> None:
     ):
         if options.get(key) is not None:
             setattr(params, name, int(options[key]))
+    if options.get("embeddings"):
+        import xllamacpp
+
+        params.embedding = True
+        params.n_batch = params.n_ubatch = embedding_batch(options)
+        if options.get("pooling"):
+            kind = f"LLAMA_POOLING_TYPE_{options['pooling'].upper()}"
+            params.pooling_type = getattr(xllamacpp.llama_pooling_type, kind)
     if options.get("n_gpu_layers") is not None:
         params.n_gpu_layers = int(options["n_gpu_layers"])
     if options.get("threads"):
