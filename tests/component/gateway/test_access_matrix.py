@@ -69,12 +69,20 @@ def _request(method: str, path: str, *lines: str, host: str = "localhost:8000") 
 def test_the_routes_are_those_we_mean() -> None:
     """A new route is a new door: it is added here by hand, so that somebody thinks of it."""
     assert sorted({(method, path) for method, path in ROUTES if not path.startswith("/side/")} - OWN) == [
+        ("GET", "/v1/audio/voices"),
+        ("GET", "/v1/images/files/{name}"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/tiny"),
+        ("HEAD", "/v1/audio/voices"),
+        ("HEAD", "/v1/images/files/{name}"),
         ("HEAD", "/v1/models"),
         ("HEAD", "/v1/models/tiny"),
+        ("POST", "/v1/audio/speech"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
+        ("POST", "/v1/images/edits"),
+        ("POST", "/v1/images/generations"),
+        ("POST", "/v1/images/variations"),
     ]
 
 

@@ -113,7 +113,7 @@ async def test_an_edit_carries_picture_and_mask(serve: Serve) -> None:
             assert _task(gateway.pool) == ImageTask(
                 prompt="a cat", n=2, image=png(mark=b"photo"), mask=png(mark=b"mask"), strength=0.5
             )
-        with pytest.warns(DeprecationWarning):  # OpenAI has none of its own any more
+        with pytest.warns(DeprecationWarning, match="deprecated"):  # OpenAI has none of its own any more
             answer = await client.images.create_variation(image=png(), model="paint", size="256x256")
     assert answer.data
     assert _task(gateway.pool) == ImageTask(image=png(), width=256, height=256)
