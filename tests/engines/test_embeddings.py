@@ -21,6 +21,7 @@ import pytest
 from modeld.clock import SystemClock
 from modeld.errors import BadRequest, LoadFailed, WorkerDied
 from modeld.hardware import host
+from modeld.protocol.channel import OpenCall
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
@@ -123,6 +124,17 @@ def dot(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
+def ranking(vectors: Sequence[Sequence[float]], at: int) -> list[int]:
+    """Return the indices of all vectors, nearest to one of them first."""
+    return sorted(range(len(vectors)), key=lambda other: -dot(vectors[at], vectors[other]))
+
+
+async def rest(call: OpenCall) -> None:
+    """Read a call to its end."""
+    while await call.take(120) is not None:
+        pass
+
+
 async def test_it_tells_the_truth_about_itself(embedder: Path, short_dir: Path) -> None:
     """The facts name what it can do, the length of its vectors, its real context, and its memory."""
     async with started(embedder, short_dir) as loaded:
@@ -149,11 +161,7 @@ async def test_vectors_equal_the_reference(embedder: Path, short_dir: Path) -> N
                 assert max(abs(a - b) for a, b in zip(one, other, strict=True)) < 1e-2
                 assert dot(one, other) > 1 - 1e-3
             for at in range(len(SENTENCES)):
-                ranks = [
-                    sorted(range(len(SENTENCES)), key=lambda i, at=at, all=vectors: -dot(all[at], all[i]))
-                    for vectors in (found, wanted)
-                ]
-                assert ranks[0] == ranks[1]
+                assert ranking(found, at) == ranking(wanted, at)
         usage = (await loaded.ask(EmbedTask(inputs=SENTENCES)))[-1]
         assert usage == Usage(sum(map(len, ids)), 0)
         near, far = dot(wanted[0], wanted[1]), dot(wanted[0], wanted[2])
@@ -189,9 +197,7 @@ async def test_a_physical_batch_that_is_too_small_is_the_callers_limit(
 ) -> None:
     """With the owner's own ubatch_size the limit is that: a 400 with both sizes, not the engine's 500."""
     async with started(embedder, short_dir, extra_args=["--ubatch-size", "64"]) as loaded:
-        with pytest.raises(
-            BadRequest, match=r"input\[1\] has 602 tokens|input\[1\] has 102 tokens"
-        ) as caught:
+        with pytest.raises(BadRequest, match=r"input\[1\] has 102 tokens, .* at most 64") as caught:
             await loaded.ask(EmbedTask(inputs=("ok", "word " * 100)))
         assert caught.value.code == "context_length_exceeded"
         assert await loaded.vectors("ok")
@@ -251,8 +257,7 @@ async def test_the_engines_crash_is_told_with_its_last_words(embedder: Path, sho
             if pid != loaded.worker.pid:
                 os.kill(pid, 9)
         with pytest.raises(WorkerDied, match=r"killed by signal 9 \(SIGKILL\); its last words:"):
-            while await call.take(120) is not None:
-                pass
+            await rest(call)
         assert "SIGKILL" in await asyncio.wait_for(asyncio.shield(loaded.worker.ended), 10)
 
 
