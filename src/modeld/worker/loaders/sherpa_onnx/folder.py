@@ -42,9 +42,9 @@ def look(path: Path, *, has_espeak: bool) -> Found:
     `has_espeak`: the engine is older than 2 and pronounces by espeak-ng-data. Raises LoadFailed (permanent)
     with what was looked for.
     """
-    folder = path if path.is_dir() else path.parent
-    if not folder.is_dir():
+    if not path.exists():
         raise _refused(f"there is no folder {path}")
+    folder = path if path.is_dir() else path.parent
     candidates = [path] if path.is_file() else sorted(folder.glob("*.onnx"), key=_preference)
     if not candidates:
         raise _refused(
