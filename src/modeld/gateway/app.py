@@ -11,11 +11,12 @@ from aiohttp import web
 from modeld.clock import Clock
 from modeld.gateway import middleware
 from modeld.gateway.envelope import plain_response
-from modeld.gateway.families import health, models
+from modeld.gateway.families import embeddings, health, models, rerank, tokenize
 from modeld.gateway.families.chat import routes as chat
 from modeld.gateway.families.completions import routes as completions
 from modeld.gateway.families.images import routes as images
 from modeld.gateway.families.speech import routes as speech
+from modeld.gateway.families.transcriptions import routes as transcriptions
 from modeld.gateway.ports import Pool
 from modeld.gateway.routing import Gateway
 from modeld.gateway.settings import GatewaySettings
@@ -43,7 +44,18 @@ def build_app(pool: Pool, settings: GatewaySettings, metrics: Metrics, clock: Cl
     )
     metrics.watch_models(pool.statuses)
     middleware.install(app, gateway)
-    for family in (chat, completions, speech, models, health, images):
+    for family in (
+        chat,
+        completions,
+        transcriptions,
+        speech,
+        models,
+        health,
+        images,
+        embeddings,
+        rerank,
+        tokenize,
+    ):
         family.add_routes(app)
     return app
 

@@ -78,6 +78,8 @@ def test_the_routes_are_those_we_mean() -> None:
         ("HEAD", "/v1/models"),
         ("HEAD", "/v1/models/tiny"),
         ("POST", "/v1/audio/speech"),
+        ("POST", "/v1/audio/transcriptions"),
+        ("POST", "/v1/audio/translations"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
         ("POST", "/v1/images/edits"),

@@ -1,0 +1,1 @@
+"""Recordings to text: transcriptions and translations."""
