@@ -10,11 +10,16 @@ from modeld.config.outline import is_list, section_of
 from modeld.config.schema import Config, Model
 from modeld.config.values import Section
 
-LOADERS = ("llama_server", "diffusers", "sherpa_onnx", "fake")
+LOADERS = ("llama_server", "diffusers", "sherpa_onnx", "whispercpp", "fake")
 """The loaders this version has."""
 
-USECASES = ("generate", "image", "tts")
-"""The usecases that this version has endpoints for."""
+USECASES = {
+    "llama_server": ("generate", "embed"),
+    "diffusers": ("image",),
+    "sherpa_onnx": ("tts",),
+    "whispercpp": ("transcription", "translation"),
+}
+"""What models of a loader can be called for; of a loader that is not named here, for anything."""
 
 _MOST_NAMED = 8
 _SWITCHES = ("yes", "no", "on", "off")
@@ -76,11 +81,11 @@ def _of_model(model: Model, path: tuple[str | int, ...]) -> Iterator[Finding]:
             f"the loader {model.loader} is read, but this version does not have it yet; "
             f"{model.name!r} will not load",
         )
-    elif model.usecase not in USECASES:
+    elif model.usecase not in (served := USECASES.get(model.loader, (model.usecase,))):
         yield _finding(
             (*path, "usecase"),
-            f"the usecase {model.usecase} is read, but this version serves only {', '.join(USECASES)}; "
-            f"nobody can call {model.name!r}",
+            f"the usecase {model.usecase} is read, but models of {model.loader} serve only "
+            f"{', '.join(served)}; nobody can call {model.name!r}",
         )
     for key, value in model.chat_template_kwargs.items():
         if isinstance(value, str) and value.lower() in _SWITCHES:
