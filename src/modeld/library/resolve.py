@@ -194,9 +194,11 @@ def _in_folder(folder: Path) -> Path:
             f"{folder} holds {len(models)} GGUF files; name the one to load, e.g. {folder / models[0]}",
             permanent=True,
         )
-    if "config.json" in names:
+    if "config.json" in names or any(name.endswith(".onnx") for name in names):
         return folder
-    raise LoadFailed(f"{folder} is a folder without a model: no GGUF file, no config.json", permanent=True)
+    raise LoadFailed(
+        f"{folder} is a folder without a model: no GGUF file, no config.json, no ONNX file", permanent=True
+    )
 
 
 def _near(path: Path) -> str:
