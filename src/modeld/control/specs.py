@@ -9,6 +9,7 @@ from modeld.config.diff import Wanted
 from modeld.config.model import Model
 from modeld.config.schema import Config
 from modeld.errors import UsageError
+from modeld.library import whisper
 from modeld.library.refs import HubRef, LocalRef, parse
 from modeld.supervisor.scheduling.scaling import Scaling
 from modeld.supervisor.spec import ModelSpec, Resources
@@ -25,7 +26,7 @@ def _spec(each: Wanted, config: Config) -> ModelSpec:
         name=each.key,
         usecase=model.usecase,
         loader=model.loader,
-        reference=None if model.loader == "fake" else _reference(model.model, Path(each.base)),
+        reference=_reference(each),
         options=each.options,
         template_kwargs=model.chat_template_kwargs,
         resources=Resources(model.gpus, model.ram, model.vram, model.num_cpus),
@@ -58,8 +59,17 @@ def _scaling(model: Model) -> Scaling:
     )
 
 
-def _reference(reference: str, base: Path) -> str:
-    """Return a reference that stands for itself wherever it is resolved, relative paths made absolute."""
+def _reference(each: Wanted) -> str | None:
+    """Return a reference that stands for itself wherever it is resolved, relative paths made absolute; None
+    for a model without files.
+    """
+    reference, base = each.model.model, Path(each.base)
+    if each.model.loader == "fake":
+        return None
+    if each.model.loader == "whispercpp" and (
+        file := whisper.named(reference, each.options.get("models_dir"))
+    ):
+        return str(file)
     try:
         found = parse(reference, base)
     except UsageError:

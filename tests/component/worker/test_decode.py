@@ -1,0 +1,123 @@
+"""Decoding recordings, with the real decoder."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+
+import av
+import numpy as np
+import pytest
+
+from modeld.errors import BadRequest
+from modeld.worker.media.decode import RATE, Recording
+from tests.harness.recordings import BROKEN, announcing, coded, tone, wav
+
+CODINGS = [
+    ("mp3", "libmp3lame"),
+    ("ogg", "libopus"),
+    ("webm", "libopus"),
+    ("mp4", "aac"),
+    ("ipod", "aac"),
+    ("flac", "flac"),
+    ("adts", "aac"),
+    ("aiff", "pcm_s16be"),
+    ("wav", "pcm_f32le"),
+]
+
+
+def heard(media: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Return all samples."""
+    return np.concatenate(list(Recording(media).samples()))
+
+
+def loudest(samples: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:
+    """Return the frequency with the most energy, in hertz."""
+    spectrum = np.abs(np.fft.rfft(samples))
+    return float(np.argmax(spectrum) * RATE / len(samples))
+
+
+@pytest.mark.parametrize(("container", "codec"), CODINGS, ids=lambda word: word)
+def test_every_usual_container_is_read_by_its_content(container: str, codec: str) -> None:
+    """A tone of two seconds comes out as that tone, mono, at 16 kHz, whatever it was packed in."""
+    media = coded(tone(2.0, rate=48000), container, codec)
+    recording = Recording(media)
+    samples = heard(media)
+    assert recording.duration == pytest.approx(2.0, abs=0.15)
+    assert len(samples) / RATE == pytest.approx(2.0, abs=0.15)
+    assert samples.dtype == np.float32
+    assert loudest(samples) == pytest.approx(440, abs=2)
+    assert 0.2 < float(np.abs(samples[RATE // 2 : RATE]).max()) < 0.5
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 96000])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_every_rate_and_channel_count(rate: int, channels: int) -> None:
+    """Rates are converted and channels mixed."""
+    samples = heard(tone(1.0, rate=rate, channels=channels))
+    assert len(samples) == pytest.approx(RATE, abs=RATE * 0.01)
+    assert loudest(samples) == pytest.approx(440, abs=2)
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFFFFF])
+def test_a_wav_written_to_a_pipe_does_not_know_its_length(size: int) -> None:
+    """The stand-ins that programs write for an unknown length are no promise."""
+    assert len(heard(announcing(tone(1.0), size))) == RATE
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_recording_is_refused_in_a_sentence(name: str) -> None:
+    """Nothing that is not a whole recording is decoded: 400 with a code, the field and words for people."""
+    with pytest.raises(BadRequest, match=r"^invalid value for 'file': the file ") as caught:
+        heard(BROKEN[name])
+    assert caught.value.code == "invalid_audio"
+    assert caught.value.param == "file"
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "aac"), ("flac", "flac"), ("wav", "pcm_s16le")])
+def test_a_truncated_file_is_refused(container: str, codec: str) -> None:
+    """Where a header tells the length, half of it is not taken for the whole."""
+    media = coded(tone(4.0, rate=44100), container, codec)
+    with pytest.raises(BadRequest) as caught:
+        heard(media[: len(media) // 2])
+    assert caught.value.code == "invalid_audio"
+
+
+def test_a_picture_holds_no_sound() -> None:
+    """A video without sound is said to be one."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="matroska") as target:
+        stream = target.add_stream("mpeg4", rate=5)
+        assert isinstance(stream, av.VideoStream)
+        stream.width = stream.height = 32
+        for _ in range(5):
+            for packet in stream.encode(av.VideoFrame(32, 32, "yuv420p")):
+                target.mux(packet)
+        for packet in stream.encode(None):
+            target.mux(packet)
+    with pytest.raises(BadRequest, match="the file holds no sound"):
+        heard(out.getvalue())
+
+
+def test_a_damaged_part_costs_what_was_in_it() -> None:
+    """Rubbish in the middle of an mp3 leaves the rest to be heard."""
+    media = bytearray(coded(tone(6.0), "mp3", "libmp3lame"))
+    middle = len(media) // 2
+    media[middle : middle + 400] = b"\xa5" * 400
+    assert 4 * RATE < len(heard(bytes(media))) <= 6.2 * RATE
+
+
+def test_a_small_file_that_is_long_takes_no_memory() -> None:
+    """Five minutes of silence in a few kilobytes are decoded piece by piece, in little memory."""
+    media = coded(wav(bytes(2 * 8000 * 300), rate=8000), "flac", "flac")
+    assert len(media) < 100_000
+    recording = Recording(media)
+    assert recording.duration == pytest.approx(300, abs=1)
+    tracemalloc.start()
+    try:
+        total = sum(len(piece) for piece in recording.samples())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert total == pytest.approx(300 * RATE, rel=0.01)
+    assert peak < total  # a quarter of what its samples take
