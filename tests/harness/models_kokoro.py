@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 CACHE = Path(__file__).parents[2] / ".nox" / "cache" / "models"
 """Kept between runs."""
@@ -146,3 +147,8 @@ def _pronounced(entries: dict[str, str | dict[str, str]], alphabet: dict[str, in
         if word == lower or lower not in words:  # "Polish" must not take the place of "polish"
             words[lower] = plain
     return words
+
+
+def kokoro(name: str, model: Path, **more: Any) -> dict[str, Any]:
+    """Return a model entry for sherpa-onnx."""
+    return {"name": name, "model": str(model), "usecase": "tts", "loader": "sherpa_onnx", **more}
