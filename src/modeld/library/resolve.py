@@ -177,6 +177,10 @@ def _checked(path: Path) -> Path:
     return path
 
 
+_DESCRIBED = frozenset({"config.json", "model_index.json"})
+"""Files that make a folder a model: of transformers, and of diffusers (with the weights in subfolders)."""
+
+
 def _in_folder(folder: Path) -> Path:
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     models = [
@@ -194,10 +198,12 @@ def _in_folder(folder: Path) -> Path:
             f"{folder} holds {len(models)} GGUF files; name the one to load, e.g. {folder / models[0]}",
             permanent=True,
         )
-    if "config.json" in names or any(name.endswith(".onnx") for name in names):
+    if not _DESCRIBED.isdisjoint(names) or any(name.endswith(".onnx") for name in names):
         return folder
     raise LoadFailed(
-        f"{folder} is a folder without a model: no GGUF file, no config.json, no ONNX file", permanent=True
+        f"{folder} is a folder without a model: no GGUF file, no {', no '.join(sorted(_DESCRIBED))}, "
+        "no ONNX file",
+        permanent=True,
     )
 
 

@@ -337,6 +337,12 @@ async def test_local_files_and_folders(tmp_path: Path) -> None:
     assert await resolver.resolve("org/safetensors", Reports()) == tmp_path / "org" / "safetensors"
 
 
+async def test_a_pipeline_s_folder_is_a_model(tmp_path: Path) -> None:
+    """diffusers' own index, with the weights in subfolders, is enough."""
+    (tmp_path / "model_index.json").write_text("{}")
+    assert await Resolver(tmp_path / "cache", tmp_path).resolve(str(tmp_path), Reports()) == tmp_path
+
+
 async def test_local_mistakes_are_permanent_and_named(tmp_path: Path) -> None:
     """Missing, misspelt, empty, not a file, a folder without a model or with two: each says so."""
     (tmp_path / "model.gguf").write_text("x")
