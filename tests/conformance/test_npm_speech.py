@@ -1,0 +1,55 @@
+"""`openai` for npm: speech from the real Kokoro; npm/speech.mjs makes the calls."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.conformance import node
+from tests.harness.daemon import Daemon, running
+from tests.harness.models_kokoro import kokoro, kokoro_model
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def daemon() -> AsyncIterator[Daemon]:
+    """Run a daemon with Kokoro."""
+    with tempfile.TemporaryDirectory(prefix="md") as folder:
+        async with running(Path(folder), {"models": [kokoro("kokoro", kokoro_model())]}) as started:
+            await started.until("kokoro", "ready")
+            yield started
+
+
+async def test_formats(daemon: Daemon) -> None:
+    """The bytes are what their content type says."""
+    found = await node.seen("speech.mjs", daemon.url, "formats")
+    assert {form: seen["type"] for form, seen in found.items()} == {
+        "mp3": "audio/mpeg",
+        "opus": "audio/ogg",
+        "wav": "audio/wav",
+    }
+    assert found["mp3"]["start"].startswith("\xff")
+    assert found["opus"]["start"] == "OggS"
+    assert found["wav"]["start"] == "RIFF"
+    assert found["wav"]["size"] > 0.5 * 48_000
+
+
+async def test_the_body_can_be_read_while_it_is_spoken(daemon: Daemon) -> None:
+    """The answer's body is a stream of pieces."""
+    found = await node.seen("speech.mjs", daemon.url, "pieces")
+    assert found["type"] == "audio/pcm"
+    assert len(found["sizes"]) > 1
+    assert sum(found["sizes"]) > 48_000
+
+
+async def test_a_refusal(daemon: Daemon) -> None:
+    """An unknown voice raises the SDK's own error, with the field at fault and the request id."""
+    found = await node.seen("speech.mjs", daemon.url, "refusal")
+    assert (found["name"], found["status"]) == ("BadRequestError", 400)
+    assert (found["code"], found["param"]) == ("unknown_voice", "voice")
+    assert found["requestID"].startswith("req_")
