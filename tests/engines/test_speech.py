@@ -231,6 +231,14 @@ async def test_words_that_are_left_out_are_told(speaker: Speaker) -> None:
     ]
 
 
+async def test_numbers_are_said(speaker: Speaker) -> None:
+    """The lexicon has no digits; as words the engine leaves nothing of them out."""
+    before = speaker.engine_skipped()
+    data, _ = await spoken(speaker.worker, "It's $5.50 on the 21st, 10-5.")
+    assert data
+    assert speaker.engine_skipped() == before
+
+
 async def test_a_crash_is_told_and_contained() -> None:
     """The engine lives in the worker: killed, it takes the worker and its calls; the memory is free."""
     async with started(kokoro_model()) as loaded:

@@ -20,6 +20,7 @@ from modeld.protocol.tasks import Audio, SpeechTask, Task, Usage, unsupported
 from modeld.worker.loader import Emit, LoadedModel, Report
 from modeld.worker.loaders.sherpa_onnx.folder import Found, look
 from modeld.worker.loaders.sherpa_onnx.lexicon import Lexicon
+from modeld.worker.loaders.sherpa_onnx.numbers import spelled
 from modeld.worker.loaders.sherpa_onnx.text import plain, sentences
 from modeld.worker.loaders.sherpa_onnx.voices import names, number
 from modeld.worker.media.encode import Encoder, encoder
@@ -30,6 +31,9 @@ SPEEDS = (0.25, 4.0)
 
 MOST_THREADS = 4
 """More gain nothing on models of this size."""
+
+ENGLISH = ("hundred", "percent", "seven")
+"""A lexicon with these words is an English one, and has the words of numbers."""
 
 _MOST_TOLD = 20
 
@@ -61,7 +65,7 @@ class SherpaModel:
                 code="invalid_value",
                 param="speed",
             )
-        text = plain(task.text)
+        text = self._readable(task.text)
         unknown = self._unknown(text)
         coder = encoder(task.format, self._rate)
         async with self._turn:
@@ -110,6 +114,12 @@ class SherpaModel:
             raise EngineError(f"sherpa-onnx failed: {error}") from error
         samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
         return len(samples), coder.add(samples, last=last) if pieces else b""
+
+    def _readable(self, text: str) -> str:
+        """Return a text as the lexicon can say it: in plain signs, and with numbers as words in English."""
+        text = plain(text)
+        english = self._lexicon is not None and all(word in self._lexicon for word in ENGLISH)
+        return spelled(text) if english else text
 
     def _unknown(self, text: str) -> list[str]:
         """Return the words that will be left out, after writing them to the worker's log."""
