@@ -66,10 +66,10 @@ def _reference(each: Wanted) -> str | None:
     reference, base = each.model.model, Path(each.base)
     if each.model.loader == "fake":
         return None
-    if each.model.loader == "whispercpp" and (
-        file := whisper.named(reference, each.options.get("models_dir"))
-    ):
-        return str(file)
+    if each.model.loader == "whispercpp" and not (base / reference).exists():
+        file = whisper.named(reference, each.options.get("models_dir"))
+        if file is not None:
+            return str(file)
     try:
         found = parse(reference, base)
     except UsageError:
