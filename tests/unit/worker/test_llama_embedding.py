@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from modeld.errors import BadRequest, EngineError
 from modeld.protocol.messages import LoadSpec
 from modeld.worker.loaders.llama_server.client import Client, EngineFault, TooLong, _fault
-from modeld.worker.loaders.llama_server.embedding import BATCH_INPUTS, BATCH_SIZE, batches, embedded
+from modeld.worker.loaders.llama_server.embedding import BATCH_INPUTS, BATCH_SIZE, batches, embedded, weight
 from modeld.worker.loaders.llama_server.engine import OWN_CONTEXT_BATCH, command
 from modeld.worker.loaders.llama_server.pooling import KINDS, own_pooling
 
@@ -101,20 +101,21 @@ def test_the_pooling_is_the_owners_then_the_files(tmp_path: Path) -> None:
     assert "--pooling" not in flags(gguf(tmp_path / "m.gguf", None), "embed")
 
 
-ITEMS = st.lists(st.integers(1, BATCH_SIZE * 2).map(lambda size: (0,) * size), max_size=60)
+SIZES = st.integers(1, BATCH_SIZE * 2)
+TEXTS = SIZES.map(lambda size: "x" * size)
+TOKENS = SIZES.map(lambda size: (0,) * (size // 4 + 1))
 
 
-@given(ITEMS)
-def test_batches_partition_their_items(items: list[tuple[int, ...]]) -> None:
+@given(st.lists(TEXTS | TOKENS, max_size=60))
+def test_batches_partition_their_items(items: list[str | tuple[int, ...]]) -> None:
     """Joined they are the items, each knows its first index, and only a batch of one is over the size."""
     found = batches(items)
     assert [item for _, part in found for item in part] == items
-    assert [first for first, _ in found] == [
-        sum(len(part) for _, part in found[:at]) for at in range(len(found))
-    ]
+    lengths = [len(part) for _, part in found]
+    assert [first for first, _ in found] == [sum(lengths[:at]) for at in range(len(found))]
     for _, part in found:
         assert 1 <= len(part) <= BATCH_INPUTS
-        assert len(part) == 1 or sum(map(len, part)) <= BATCH_SIZE
+        assert len(part) == 1 or sum(map(weight, part)) <= BATCH_SIZE
 
 
 class Playing(Client):
@@ -192,7 +193,8 @@ def test_both_ways_of_the_engine_to_say_too_long_are_the_callers_fault() -> None
     """The context's 400 and the physical batch's 500 are the same error, with both sizes."""
     by_context = EngineFault("input is larger", "exceed_context_size_error", 702, 512)
     by_batch = EngineFault(
-        "input (702 tokens) is too large to process. increase the physical batch size (current batch size: 512)"
+        "input (702 tokens) is too large to process. "
+        "increase the physical batch size (current batch size: 512)"
     )
     for status, fault in ((400, by_context), (500, by_batch)):
         error = _fault(status, fault)

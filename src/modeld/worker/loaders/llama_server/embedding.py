@@ -38,8 +38,8 @@ from modeld.worker.loaders.llama_server.engine import Engine
 BATCH_INPUTS = 16
 """Inputs in one request to the engine: few enough that calls beside this one get their turn."""
 
-BATCH_SIZE = 16_384
-"""Characters and tokens in one request to the engine, if it has more than one input."""
+BATCH_SIZE = 8_192
+"""Weight of one request to the engine, if it has more than one input; see `weight`."""
 
 Item: TypeAlias = str | tuple[int, ...]
 
@@ -170,13 +170,18 @@ def batches(items: Sequence[Item]) -> list[tuple[int, Sequence[Item]]]:
     found: list[tuple[int, Sequence[Item]]] = []
     first, size = 0, 0
     for at, item in enumerate(items):
-        if at > first and (at - first == BATCH_INPUTS or size + len(item) > BATCH_SIZE):
+        if at > first and (at - first == BATCH_INPUTS or size + weight(item) > BATCH_SIZE):
             found.append((first, items[first:at]))
             first, size = at, 0
-        size += len(item)
+        size += weight(item)
     if first < len(items):
         found.append((first, items[first:]))
     return found
+
+
+def weight(item: Item) -> int:
+    """Return about how much work an input is, in characters: a token is four of them in English."""
+    return len(item) if isinstance(item, str) else 4 * len(item)
 
 
 async def embedded(client: Client, part: Sequence[Item]) -> tuple[list[tuple[int, bytes]], int]:
