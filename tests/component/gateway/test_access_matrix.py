@@ -82,9 +82,13 @@ def test_the_routes_are_those_we_mean() -> None:
         ("POST", "/v1/audio/translations"),
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
+        ("POST", "/v1/detokenize"),
+        ("POST", "/v1/embeddings"),
         ("POST", "/v1/images/edits"),
         ("POST", "/v1/images/generations"),
         ("POST", "/v1/images/variations"),
+        ("POST", "/v1/rerank"),
+        ("POST", "/v1/tokenize"),
     ]
 
 
