@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import tracemalloc
 
 import av
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modeld.errors import BadRequest
 from modeld.worker.media.decode import RATE, Recording
@@ -105,6 +108,36 @@ def test_a_damaged_part_costs_what_was_in_it() -> None:
     middle = len(media) // 2
     media[middle : middle + 400] = b"\xa5" * 400
     assert 4 * RATE < len(heard(bytes(media))) <= 6.2 * RATE
+
+
+def test_a_rate_that_makes_hours_of_a_second_is_refused() -> None:
+    """A header that says one sample in a second would turn a small file into half a day."""
+    media = bytearray(tone(1.0))
+    media[24:32] = b"\x01\0\0\0\x02\0\0\0"
+    with pytest.raises(BadRequest, match="the file has 1 samples in a second"):
+        heard(bytes(media))
+
+
+@pytest.mark.parametrize(("container", "codec"), CODINGS, ids=lambda word: word)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_no_damage_brings_anything_but_a_refusal(container: str, codec: str, data: st.DataObject) -> None:
+    """Whatever bytes are changed, cut out or put in, it is decoded or refused with a code."""
+    media = bytearray(_small(container, codec))
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, len(media) - 1))
+        media[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+    code = None
+    try:
+        heard(bytes(media))
+    except BadRequest as refusal:
+        code = refusal.code
+    assert code in (None, "invalid_audio")
+
+
+@functools.cache
+def _small(container: str, codec: str) -> bytes:
+    return coded(tone(0.3, rate=48000), container, codec)
 
 
 def test_a_small_file_that_is_long_takes_no_memory() -> None:

@@ -44,6 +44,9 @@ ROUNDING_S = 0.25
 UNKNOWN_SIZE = 0x7FFFF000
 """Sizes from here on (and 0) stand in WAV headers of programs that did not know the length yet."""
 
+LOWEST_RATE = 2000
+"""Samples in a second that a recording must have: one of 1 Hz would be hours long in a few kilobytes."""
+
 MOST_DAMAGED = 50
 """Packets that may be damaged before a recording counts as noise, when they outnumber the sound ones."""
 
@@ -53,7 +56,7 @@ _READABLE = "wav, mp3, m4a, mp4, webm, ogg, opus, flac, aac and other usual cont
 
 
 class Recording:
-    """One recording. `duration` is in seconds, as counted in its packets."""
+    """One recording. `duration` is in seconds: by its packets, and once it is decoded by its samples."""
 
     def __init__(self, media: bytes) -> None:
         """Look at what it is, without decoding it. Raises BadRequest with the code invalid_audio."""
@@ -65,18 +68,19 @@ class Recording:
 
     def samples(self) -> Iterator[Samples]:
         """Decode it: pieces of some tens of milliseconds. Raises BadRequest with the code invalid_audio."""
-        import av
-
         count = 0
         with self._opened() as container:
             try:
                 for frame in _frames(container):
                     count += len(frame)
                     yield frame
-            except (av.FFmpegError, ValueError, MemoryError, OSError) as error:
+            except BadRequest:
+                raise
+            except Exception as error:  # of whatever kind: it is the file that brought it about
                 _unreadable(error, f" after {count / RATE:.1f} s")
         if not count:
             raise invalid("the file holds no sound that can be decoded")
+        self.duration = count / RATE
 
     def _measured(self) -> float:
         """Read through the packets; return the length in seconds."""
@@ -93,7 +97,7 @@ class Recording:
                 for packet in container.demux(stream):
                     if packet.pts is not None and packet.time_base is not None:
                         end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-            except (av.FFmpegError, ValueError, MemoryError, OSError) as error:
+            except Exception as error:  # the same
                 broken = f" ({_words(error)})"
             known = container.format.name in KNOWN_LENGTH
             start = (
@@ -113,7 +117,7 @@ class Recording:
         options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "none"}
         try:
             return av.open(io.BytesIO(self._media), mode="r", container_options=options)
-        except (av.FFmpegError, ValueError, MemoryError, OSError) as error:
+        except Exception as error:
             head = self._media[:200].lstrip().lower()
             if head.startswith((b"<!doctype", b"<html", b"<?xml")):
                 raise invalid(f"the file is a web page, not a recording; {_READABLE}") from None
@@ -129,6 +133,10 @@ def _frames(container: InputContainer) -> Iterator[Samples]:
         # A stream may change its rate or layout on the way, which a resampler does not survive.
         now = (frame.format.name, frame.layout.name, frame.sample_rate)
         if now != form:
+            if frame.sample_rate < LOWEST_RATE:
+                raise invalid(
+                    f"the file has {frame.sample_rate} samples in a second; speech has {RATE} or so"
+                )
             yield from _flushed(resampler)
             resampler, form = av.AudioResampler(format="flt", layout="mono", rate=RATE), now
         assert resampler is not None
