@@ -198,6 +198,20 @@ async def test_tokens(daemon: Daemon) -> None:
     assert (status, answer["error"]["param"]) == (400, "tokens[1]")
 
 
+async def test_leaving_stops_the_engine(daemon: Daemon) -> None:
+    """A client that leaves in the middle of a big batch frees the model at once."""
+    texts = ["word " * 500] * 300  # minutes of work
+    asking = asyncio.ensure_future(post(daemon, "embeddings", model="cut", input=texts))
+    await daemon.until_status("cut", lambda status: status["in_flight"] > 0)
+    asking.cancel()
+    await asyncio.wait({asking})
+    assert asking.cancelled()
+    await daemon.until_idle("cut", within=30.0)
+    async with asyncio.timeout(30):
+        status, _ = await post(daemon, "embeddings", model="cut", input="x")
+    assert status == 200
+
+
 async def test_usage_is_in_the_metrics(sdk: Sdk, daemon: Daemon) -> None:
     """Tokens that were read for vectors are counted like those of chat."""
     name = 'modeld_prompt_tokens_total{model="vec"}'

@@ -234,12 +234,16 @@ async def test_shorter_vectors_only_where_the_model_allows(embedder: Path, short
 
 
 async def test_cancel_stops_the_engine_within_its_inputs(embedder: Path, short_dir: Path) -> None:
-    """After a cancel the call ends at once, and others are answered long before the rest would be done."""
+    """A big call lets a small one pass; after a cancel it ends at once, and others are answered long before
+    the rest would be done.
+    """
     texts = ("word " * 500,) * 400  # minutes of work
     async with started(embedder, short_dir) as loaded:
         call = loaded.worker.call(EmbedTask(inputs=texts), "local")
         while not await call.take(120):
             pass
+        assert await loaded.vectors("beside")
+        assert not call.over.done()
         call.cancel()
         await asyncio.wait_for(call.over, 5)
         async with asyncio.timeout(30):
