@@ -21,6 +21,16 @@ nox.options.sessions = ["lint", "types", "imports", "unit", "component", "integr
 
 ROOT = Path(__file__).parent
 ENVIRONMENT = ROOT / ".nox" / "dev"
+HEAVY_ENVIRONMENT = ROOT / ".nox" / "heavy"
+HEAVY_PACKAGES = (
+    "torch==2.13.0",
+    "diffusers==0.42.1",
+    "transformers==5.24.0",
+    "safetensors==0.8.0",
+    "pillow==13.0.0",
+)
+"""Known to work together, and with what the tests expect."""
+
 NPM = ROOT / "tests" / "conformance" / "npm"
 NOTHING_COLLECTED = 5
 """pytest's exit code."""
@@ -80,6 +90,14 @@ def engines(session: nox.Session) -> None:
 
 
 @nox.session
+def engines_heavy(session: nox.Session) -> None:
+    """The loaders whose engines need torch, in an environment of their own. Not in the default set."""
+    python = str(heavy_environment(session) / "bin" / "python")
+    where = () if any(arg.startswith("tests") for arg in session.posargs) else ("tests/engines_heavy",)
+    session.run(python, "-m", "pytest", *where, *session.posargs, external=True)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """The stock OpenAI SDKs, Python and npm, against the daemon. Not in the default set."""
     if shutil.which("npm") is None:
@@ -115,19 +133,28 @@ def tool(session: nox.Session, name: str, *args: str, success_codes: list[int] |
 
 def environment(session: nox.Session) -> Path:
     """Return the shared environment, made first if missing or if pyproject.toml asks for something else."""
+    return _made(session, ENVIRONMENT, "-e", ".[demo,stt,tts]")
+
+
+def heavy_environment(session: nox.Session) -> Path:
+    """Return the environment of the heavy engines, made as the shared one is."""
+    return _made(session, HEAVY_ENVIRONMENT, "-e", ".", *HEAVY_PACKAGES)
+
+
+def _made(session: nox.Session, folder: Path, *packages: str) -> Path:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    parts = [sys.version, project["build-system"], project["project"], project["dependency-groups"]]
+    parts = [sys.version, project["build-system"], project["project"], project["dependency-groups"], packages]
     wanted = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    stamp = ENVIRONMENT / "modeld-stamp"
+    stamp = folder / "modeld-stamp"
     if stamp.exists() and stamp.read_text() == wanted:
-        return ENVIRONMENT
-    session.log(f"making {ENVIRONMENT} (once)")
-    session.run(sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT), external=True, log=False)
+        return folder
+    session.log(f"making {folder} (once)")
+    session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True, log=False)
     group = nox.project.dependency_groups(project, "dev")
-    pip = (str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    session.run(*pip, "-e", ".[demo,stt,tts]", *group, external=True)
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    session.run(*pip, *packages, *group, external=True)
     stamp.write_text(wanted)
-    return ENVIRONMENT
+    return folder
 
 
 def _npm_installed() -> bool:

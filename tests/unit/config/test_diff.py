@@ -338,10 +338,12 @@ def test_a_difference_is_a_partition_and_leads_to_what_is_wanted(
     }
     for key in set(found.unchanged) & after.keys():
         old, new = before[key], after[key]
-        assert (old.options, old.model.gpus, old.model.model_dump(exclude={"model"})) == (
+        # An empty block of options and none at all are the same options.
+        apart = {"model", *OPTION_BLOCKS.values()}
+        assert (old.options, old.model.gpus, old.model.model_dump(exclude=apart)) == (
             new.options,
             new.model.gpus,
-            new.model.model_dump(exclude={"model"}),
+            new.model.model_dump(exclude=apart),
         )
 
     result = outcome(current, wanted, additive=additive)
