@@ -73,6 +73,7 @@ class Loaded:
     worker: Worker
     facts: Facts
     stages: list[tuple[str, float | None]]
+    ring: LogRing
 
     async def ask(self, task: Task) -> list[Event]:
         """Run a task to its end."""
@@ -112,7 +113,7 @@ async def started(
             options={"threads": 1, "parallel": 2, **options},
         )
         facts = await worker.load(spec, lambda stage, fraction: stages.append((stage, fraction)))
-        yield Loaded(worker, facts, stages)
+        yield Loaded(worker, facts, stages, ring)
     finally:
         await worker.stop(0.0)
         assert host.group_members(worker.pid) == []
@@ -271,6 +272,30 @@ async def test_unloading_gives_the_memory_back(embedder: Path, short_dir: Path) 
         assert host.tree_memory(loaded.worker.pid) > 50 << 20
         await loaded.worker.stop(0.0)
         assert host.tree_memory(loaded.worker.pid) == 0
+
+
+async def test_a_broken_model_is_refused_for_good_with_the_engines_words(
+    embedder: Path, short_dir: Path
+) -> None:
+    """A truncated file is a permanent LoadFailed that carries the engine's own message."""
+    broken = short_dir / "broken.gguf"
+    with embedder.open("rb") as file:
+        broken.write_bytes(file.read(2 << 20))
+    with pytest.raises(LoadFailed, match=r"(?s)its last words:\n.*failed to load") as caught:
+        async with started(broken, short_dir):
+            pass
+    assert caught.value.permanent
+
+
+async def test_the_engines_output_is_the_log_and_never_what_was_embedded(
+    embedder: Path, short_dir: Path
+) -> None:
+    """The engine's own words can be read in the log; the texts it was given are not among them."""
+    async with started(embedder, short_dir) as loaded:
+        assert await loaded.vectors("a secret sentence")
+        log = "\n".join(line.text for line in loaded.ring.lines())
+        assert "model loaded" in log
+        assert "secret" not in log
 
 
 @pytest.mark.parametrize("options", [{}, {"pooling": "rank"}], ids=["by its file", "as configured"])
