@@ -134,6 +134,26 @@ async def test_a_failure_in_the_middle_breaks_the_connection_off(serve: Serve, b
     assert gateway.value("modeld_requests_total", model="kokoro", endpoint=SPEECH, status="502") == 2
 
 
+async def test_before_http_1_1_a_failure_is_a_reset(serve: Serve) -> None:
+    """There the end of the connection is the end of the body, so only a reset says that it is not whole."""
+    gateway = await serve(_pool([[Audio(b"one")], WorkerDied("killed")]))
+    request = post(json.dumps(_body()), SPEECH).replace(b"HTTP/1.1", b"HTTP/1.0")
+    with pytest.raises(ConnectionResetError):
+        await gateway.raw(request)
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(serve: Serve) -> None:
+    """It would hold the engine for ever; past the stall limit its call is cancelled."""
+    pool = _pool([[Audio(bytes(1 << 20))] for _ in range(64)])
+    gateway = await serve(pool, client_stall_timeout=0.2)
+    _, writer = await gateway.connect()
+    writer.write(post(json.dumps(_body()), SPEECH))
+    await pool.opened.wait()
+    await asyncio.wait_for(pool.streams[0].closed.wait(), 10)
+    writer.transport.abort()
+    assert pool.streams[0].cancelled
+
+
 async def test_no_audio_at_all_is_an_error(serve: Serve) -> None:
     """An empty file would be a lie."""
     gateway = await serve(_pool([[USAGE], None]))

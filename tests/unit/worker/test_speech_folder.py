@@ -133,3 +133,4 @@ def test_the_lexicon_knows_what_will_be_left_out(tmp_path: Path) -> None:
     assert len(lexicon) == 5
     assert lexicon.unknown("Hello, IT'S well-known; 日本 modeld 2024 modeld.") == ["本", "modeld", "2024"]
     assert lexicon.unknown("...!") == []
+    assert lexicon.nearest("Héllo, modéld; well.") == "Hello, modéld; well."

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeld.worker.loaders.sherpa_onnx.numbers import spelled
+from modeld.worker.loaders.sherpa_onnx.numbers import english, spelled
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,14 @@ def test_no_digit_is_left(text: str) -> None:
     assert not any(sign in "0123456789" for sign in out)
     if not any(sign in "0123456789" for sign in text):
         assert out == text
+
+
+def test_signs_are_read_or_left_out() -> None:
+    """What the engine would take for a part of a word goes; what ends and joins words stays."""
+    assert english('(R&D) "costs" <5>%').split() == ["R", "and", "D", "costs", "five", "percent"]
+    assert english("It's well-known; a, b: c? d! e.") == "It's well-known; a, b: c? d! e."
+    assert english("ﬁne Ａ cafe\u0301") == "fine A café"
+    assert english("[31m]").split() == ["thirty", "one", "m"]
 
 
 @given(st.integers(0, 10**15 - 1), st.integers(0, 10**15 - 1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import socket
+import struct
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -21,6 +23,9 @@ from modeld.gateway.settings import GatewaySettings
 from modeld.protocol.tasks import Audio, AudioFormat, Event, Usage
 
 log = logging.getLogger("modeld.gateway")
+
+_RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: closing the socket then resets the connection."""
 
 CONTENT_TYPES: dict[AudioFormat, str] = {
     "mp3": "audio/mpeg",
@@ -128,7 +133,9 @@ class AudioRelay(Relay):
         if self._request.version >= HttpVersion11:
             transport.close()  # what was written still goes out, but the chunk that ends the body does not
         else:
-            transport.abort()  # the end of the connection is the end of the body: only a reset says otherwise
+            # There the end of the connection is the end of the body; only a reset says that it is not.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            transport.abort()
 
     def _abort(self) -> None:
         if self._request.transport is not None:

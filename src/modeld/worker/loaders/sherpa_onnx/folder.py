@@ -136,7 +136,8 @@ def _check_pronunciation(found: Found, folder: Path, has_espeak: bool) -> None:
 
 def _check_voices(found: Found) -> None:
     """Refuse voices of the wrong size: the engine would end the process."""
-    if found.voices is None or not (style := found.metadata.get("style_dim")):
+    style = found.metadata.get("style_dim")
+    if found.family != "kokoro" or found.voices is None or not style:
         return
     try:
         floats = math.prod(int(size) for size in style.split(",")) * int(found.metadata["n_speakers"])

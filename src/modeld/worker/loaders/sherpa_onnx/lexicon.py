@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,6 +40,18 @@ class Lexicon:
                 if not self._has(part):
                     missing[part] = None
         return list(missing)
+
+    def nearest(self, text: str) -> str:
+        """Return a text in which words that only lack their accents in the lexicon have lost them."""
+        return _WORD.sub(lambda found: self._bare(found[0]), text)
+
+    def _bare(self, word: str) -> str:
+        if word.isascii() or self._has(word):
+            return word
+        bare = "".join(
+            sign for sign in unicodedata.normalize("NFKD", word) if not unicodedata.combining(sign)
+        )
+        return bare if self._has(bare) else word
 
     def _has(self, word: str) -> bool:
         return word in self or ("-" in word and all(part in self for part in word.split("-")))

@@ -20,7 +20,7 @@ from modeld.protocol.tasks import Audio, SpeechTask, Task, Usage, unsupported
 from modeld.worker.loader import Emit, LoadedModel, Report
 from modeld.worker.loaders.sherpa_onnx.folder import Found, look
 from modeld.worker.loaders.sherpa_onnx.lexicon import Lexicon
-from modeld.worker.loaders.sherpa_onnx.numbers import spelled
+from modeld.worker.loaders.sherpa_onnx.numbers import english
 from modeld.worker.loaders.sherpa_onnx.text import plain, sentences
 from modeld.worker.loaders.sherpa_onnx.voices import names, number
 from modeld.worker.media.encode import Encoder, encoder
@@ -35,7 +35,7 @@ MOST_THREADS = 4
 ENGLISH = ("hundred", "percent", "seven")
 """A lexicon with these words is an English one, and has the words of numbers."""
 
-_MOST_TOLD = 20
+_MOST_TOLD, _LONGEST_TOLD = 20, 40
 
 
 class SherpaModel:
@@ -53,6 +53,7 @@ class SherpaModel:
 
     async def run(self, task: Task, emit: Emit, identity: str) -> None:
         """Speak a text. Cancelled, the engine goes on to the end of the sentence it is at, and no further.
+        A task's `instructions` are not followed: no model of these families takes any.
 
         Raises BadRequest for an unknown voice, a speed out of range, and a text of which nothing can be said.
         """
@@ -116,10 +117,11 @@ class SherpaModel:
         return len(samples), coder.add(samples, last=last) if pieces else b""
 
     def _readable(self, text: str) -> str:
-        """Return a text as the lexicon can say it: in plain signs, and with numbers as words in English."""
+        """Return a text as the lexicon can say it: in plain signs, and in English all of it in words."""
         text = plain(text)
-        english = self._lexicon is not None and all(word in self._lexicon for word in ENGLISH)
-        return spelled(text) if english else text
+        if self._lexicon is None or not all(word in self._lexicon for word in ENGLISH):
+            return text
+        return self._lexicon.nearest(english(text))
 
     def _unknown(self, text: str) -> list[str]:
         """Return the words that will be left out, after writing them to the worker's log."""
@@ -141,8 +143,7 @@ async def start(spec: LoadSpec, report: Report) -> LoadedModel:
     found = await asyncio.to_thread(look, Path(spec.path), has_espeak=version.startswith(("0.", "1.")))
     lexicon = await asyncio.to_thread(_lexicon, found)
     report(f"loading {found.model.name}", 0.2)
-    threads = spec.options.get("threads") or _threads()
-    engine = await asyncio.to_thread(_engine, found, threads)
+    engine = await asyncio.to_thread(_engine, found, _threads())
     report("loaded", 1.0)
     speakers = max(1, int(engine.num_speakers))
     detail = {
@@ -236,4 +237,4 @@ def _resident_bytes() -> int:
 
 def _listing(words: list[str]) -> str:
     more = f" and {len(words) - _MOST_TOLD} more" if len(words) > _MOST_TOLD else ""
-    return ", ".join(repr(word) for word in words[:_MOST_TOLD]) + more
+    return ", ".join(repr(word[:_LONGEST_TOLD]) for word in words[:_MOST_TOLD]) + more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 _ONES = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"),
@@ -28,6 +29,21 @@ _NUMBER = re.compile(
 )
 _MOST_DIGITS = 15
 """Longer ones are no quantities: they are read digit by digit."""
+
+
+_SIGNS = {"&": " and ", "%": " percent ", "@": " at ", "+": " plus ", "=": " equals "}
+_SILENT = re.compile(r"[^\w\s.,!?;:'—–-]|_")
+
+
+def english(text: str) -> str:
+    """Return an English text with all in words that can be read, and without the signs that cannot.
+
+    The engine takes a bracket or a quote for a part of the word beside it, and leaves that word out.
+    """
+    text = spelled(unicodedata.normalize("NFKC", text))
+    for sign, words in _SIGNS.items():
+        text = text.replace(sign, words)
+    return _SILENT.sub(" ", text)
 
 
 def spelled(text: str) -> str:
