@@ -66,7 +66,9 @@ class Engines:
     def __init__(self) -> None:
         self.absent: dict[str, Capability] = {}
 
-    async def missing(self, loader: str, *, binary: str | None = None) -> Capability | None:
+    async def missing(
+        self, loader: str, *, binary: str | None = None, python: str | None = None
+    ) -> Capability | None:
         """Return what the test has set."""
         return self.absent.get(loader)
 

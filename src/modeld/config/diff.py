@@ -181,11 +181,12 @@ def _changed(old: Wanted, new: Wanted) -> tuple[str, ...]:
         changed.insert(0, "gateway")
     loader = new.model.loader
     if loader == old.model.loader and loader in _ENGINE_KEYS:
-        block = OPTION_BLOCKS[loader]
+        block = OPTION_BLOCKS.get(loader, "")
+        own, others = before.get(block) or {}, after.get(block) or {}
         changed += (
             f"engines.{loader}.{key}"
             for key in _ENGINE_KEYS[loader]
-            if old.options[key] != new.options[key] and before[block][key] == after[block][key]
+            if old.options.get(key) != new.options.get(key) and own.get(key) == others.get(key)
         )
     return tuple(changed)
 

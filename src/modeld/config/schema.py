@@ -62,8 +62,20 @@ class Log(Section):
     )
 
 
-class LlamaServerEngine(Section):
-    """The llama-server program."""
+_PYTHON = (
+    "Python interpreter for this loader's workers: a path, or a name on PATH. "
+    "It needs the engine and msgspec; unset is the daemon's own."
+)
+
+
+class Engine(Section):
+    """Where a loader's engine is."""
+
+    python: Program | None = Field(default=None, description=_PYTHON)
+
+
+class LlamaServerEngine(Engine):
+    """The llama-server program, and the interpreter beside it."""
 
     binary: Program | None = Field(
         default=None,
@@ -78,6 +90,11 @@ class Engines(Section):
     llama_server: LlamaServerEngine = Field(
         default=LlamaServerEngine(), description="The llama-server program."
     )
+    vllm: Engine = Field(default=Engine(), description="vLLM.")
+    diffusers: Engine = Field(default=Engine(), description="diffusers.")
+    stable_diffusion_cpp: Engine = Field(default=Engine(), description="stable-diffusion.cpp.")
+    whispercpp: Engine = Field(default=Engine(), description="whisper.cpp.")
+    sherpa_onnx: Engine = Field(default=Engine(), description="sherpa-onnx.")
 
 
 class Memory(Section):
@@ -249,11 +266,17 @@ class Config(Section):
         return None if model.pin or seconds == NEVER else seconds
 
     def options_for(self, model: Model) -> dict[str, Any]:
-        """Return `model.options()` with what `engines` says filled in where the model says nothing."""
+        """Return `model.options()` with what `engines` says filled in where the model says nothing.
+
+        `python` is among them only when the loader has an interpreter of its own.
+        """
         options = model.options()
         if model.loader == "llama_server" and options["binary"] is None:
             binary: Path | None = self.engines.llama_server.binary
             options["binary"] = None if binary is None else str(binary)
+        engine: Engine | None = getattr(self.engines, model.loader, None)
+        if engine is not None and engine.python is not None:
+            options["python"] = str(engine.python)
         return options
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ from modeld.clock import Clock
 from modeld.config.model import LoaderName
 from modeld.errors import UsageError
 from modeld.protocol.capabilities import Capability
+from modeld.supervisor.process import UNFIT, program
 
 VARIABLE = "MODELD_CAPABILITIES"
 """Environment variable: "vllm=yes,diffusers=no" is believed in the place of what is found."""
@@ -35,6 +36,10 @@ FAKE = "fake"
 LOADERS: tuple[str, ...] = get_args(LoaderName)
 
 _DECODER = msgspec.json.Decoder(dict[str, Capability])
+
+
+_Where: TypeAlias = tuple[str | None, str | None]
+"""The llama-server and the interpreter of one model, as far as they are its own."""
 
 
 class _Broken(Exception):
@@ -70,7 +75,7 @@ class Capabilities:
         }
         self._command = tuple(command or (sys.executable, "-m", "modeld.worker", "--capabilities"))
         self._lock = asyncio.Lock()
-        self._answers: dict[str | None, _Answer] = {}
+        self._answers: dict[_Where, _Answer] = {}
         self._runs = 0
         self._forgotten = 0
 
@@ -83,10 +88,12 @@ class Capabilities:
         if set(LOADERS) <= {FAKE, *self._override}:
             found = {}
         else:
-            found = (await self._answer(binary, self._runs if fresh else None)).found
+            found = (await self._answer((binary, None), self._runs if fresh else None)).found
         return {**found, FAKE: Capability(True, "needs no engine"), **self._override}
 
-    async def missing(self, loader: str, *, binary: str | None = None) -> Capability | None:
+    async def missing(
+        self, loader: str, *, binary: str | None = None, python: str | None = None
+    ) -> Capability | None:
         """Return what is wrong with a loader's engine, None when it is available.
 
         A missing one is looked for again at most every RECHECK_S seconds.
@@ -95,12 +102,12 @@ class Capabilities:
         if found is None:
             if loader == FAKE:
                 return None
-            known = self._known(binary)
+            known = self._known((binary, python))
             if known is not None and not known.broken and loader in known.found:
                 # What is there is not asked for again because another loader is missing.
                 found = known.found[loader]
             if found is None or not found.available:
-                answer = await self._answer(binary, None)
+                answer = await self._answer((binary, python), None)
                 absent = Capability(False, f"this version of modeld has no loader {loader}")
                 found = answer.found.get(loader, absent)
         return None if found.available else found
@@ -109,14 +116,14 @@ class Capabilities:
         """Forget what was found, so that the next question looks."""
         self._forgotten = self._runs  # the answer of a run that is under way is forgotten as well
 
-    def _known(self, binary: str | None) -> _Answer | None:
-        known = self._answers.get(binary)
+    def _known(self, where: _Where) -> _Answer | None:
+        known = self._answers.get(where)
         return known if known is not None and known.run > self._forgotten else None
 
-    async def _answer(self, binary: str | None, after: int | None) -> _Answer:
+    async def _answer(self, where: _Where, after: int | None) -> _Answer:
         """Return the remembered answer if it will do, else run. `after`: only a run begun after that many."""
         async with self._lock:  # whoever waited here finds the answer of the run it waited for
-            known = self._known(binary)
+            known = self._known(where)
             if known is not None:
                 if after is not None:
                     if known.run > after:
@@ -126,7 +133,7 @@ class Capabilities:
             self._runs += 1
             run, broken = self._runs, False
             try:
-                found = await self._run(binary)
+                found = await self._run(where)
             except _Broken as error:
                 broken = True
                 detail = f"could not be checked: {error}; a load will tell"
@@ -134,15 +141,20 @@ class Capabilities:
             if known is not None and not known.broken and after is None:
                 found.update({name: old for name, old in known.found.items() if old.available})
             answer = _Answer(found, self._clock.monotonic(), run, broken)
-            self._answers[binary] = answer
+            self._answers[where] = answer
             return answer
 
-    async def _run(self, binary: str | None) -> dict[str, Capability]:
+    async def _run(self, where: _Where) -> dict[str, Capability]:
         """Run the program once. Raises _Broken. When this ends in any way, no process of it is left."""
-        command = [*self._command, *(("--binary", binary) if binary else ())]
+        binary, python = where
+        program_here = self._command if python is None else (*program(python), "--capabilities")
+        command = [*program_here, *(("--binary", binary) if binary else ())]
         try:
             process = await _start(command)
         except OSError as error:
+            if python is not None:
+                words = f"the interpreter {python} cannot be started: {error.strerror}"
+                return {name: Capability(False, words) for name in LOADERS}
             raise _Broken(f"{command[0]} cannot be started: {error.strerror}") from error
         try:
             async with asyncio.timeout(RUN_S):
@@ -160,6 +172,8 @@ class Capabilities:
             raise _Broken(f"the check printed more than {OUTPUT_LIMIT} bytes")
         if code != 0:
             last = complained.result().decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
+            if python is not None and code == UNFIT:
+                return {name: Capability(False, last) for name in LOADERS}
             raise _Broken(f"the check ended with code {code}" + (f": {last}" if last else ""))
         try:
             return _DECODER.decode(said.result())

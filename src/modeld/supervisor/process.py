@@ -15,11 +15,21 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import modeld
 from modeld.hardware import host
 from modeld.supervisor.log_ring import LogRing
 
 TERM_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
+
+PYTHON = "MODELD_WORKER_PYTHON"
+"""Among a worker's variables: the interpreter that runs it, if that is not the daemon's own."""
+
+UNFIT = 78
+"""Exit code of an interpreter that cannot run a worker; its last line says what it lacks."""
+
+ELSEWHERE = Path(modeld.__file__).parent / "worker" / "elsewhere.py"
+"""The worker program for an interpreter that has no modeld of its own."""
 
 SWEEP_S = 5.0
 """Seconds to wait for the members of a killed group to be gone; longer means the kernel holds them."""
@@ -43,15 +53,13 @@ class WorkerProcess:
     ) -> WorkerProcess:
         """Start `python -m modeld.worker` with `sock` inherited, and close `sock` here.
 
-        `env` goes on top of this process's environment. `records` is the folder in which a living worker's
-        pid and start time stand, for `leftovers`.
+        `env` goes on top of this process's environment; PYTHON in it names another interpreter.
+        `records` is the folder in which a living worker's pid and start time stand, for `leftovers`.
         """
         with sock:
             spawning = asyncio.ensure_future(
                 asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "modeld.worker",
+                    *program((env or {}).get(PYTHON)),
                     "--fd",
                     str(sock.fileno()),
                     "--parent",
@@ -123,6 +131,11 @@ class WorkerProcess:
         self._log.cancel()
         self._record.unlink(missing_ok=True)
         return code
+
+
+def program(python: str | None) -> tuple[str, ...]:
+    """Return the command that runs the worker program, under an interpreter of the engine's own if given."""
+    return (sys.executable, "-m", "modeld.worker") if python is None else (python, str(ELSEWHERE))
 
 
 async def sweep(group: int) -> list[int]:

@@ -25,6 +25,7 @@ from modeld.supervisor.intent import ChangedMind, Intent
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.memory import Lease, Standing, Usage
 from modeld.supervisor.observation import Measured
+from modeld.supervisor.process import PYTHON
 from modeld.supervisor.scheduling.placement import Refusal, gib
 from modeld.supervisor.sizing import Size
 from modeld.supervisor.spec import ModelSpec
@@ -298,7 +299,8 @@ class Replica:
 
     async def _until_engine_is_there(self) -> None:
         spec = self._owner.spec
-        while missing := await self._world.engines.missing(spec.loader, binary=spec.options.get("binary")):
+        binary, python = spec.options.get("binary"), spec.options.get("python")
+        while missing := await self._world.engines.missing(spec.loader, binary=binary, python=python):
             self._world.memory.sized(self.key)
             fix = f"; this may help: {missing.fix}" if missing.fix else ""
             words = f"the engine of the loader {spec.loader} is missing: {missing.detail}{fix}"
@@ -439,15 +441,20 @@ class Replica:
         )
 
     def _environment(self, lease: Lease) -> dict[str, str] | None:
-        """Return variables that show the worker the GPUs it was given, and no others; None to leave all."""
+        """Return variables that show the worker the GPUs it was given, and no others; None to leave all.
+
+        One of them names the loader's own interpreter, if it has one.
+        """
+        python = self._owner.spec.options.get("python")
+        own = {} if python is None else {PYTHON: str(python)}
         gpus = [device for device in self._world.memory.machine.devices if device.kind is Kind.GPU]
         if not gpus:
-            return None
+            return own or None
         given = [device for device in gpus if lease.devices.get(device.id)]
         # Numbers are understood by every engine, identifiers are not; but CUDA does not count lost GPUs.
         lost = any(device.condition is Condition.LOST for device in gpus)
         names = [device.id if lost or device.index is None else str(device.index) for device in given]
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
+        return own | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
     async def _after_failure(self, error: ModeldError, *, permanent: bool) -> None:
         message = str(error)

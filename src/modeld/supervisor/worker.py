@@ -18,7 +18,7 @@ from modeld.protocol import messages as m
 from modeld.protocol.channel import Caller, OpenCall
 from modeld.protocol.tasks import Task
 from modeld.supervisor.log_ring import LogRing
-from modeld.supervisor.process import WorkerProcess, exit_words
+from modeld.supervisor.process import PYTHON, UNFIT, WorkerProcess, exit_words
 
 HELLO_S = 20.0
 """Seconds a worker has to say Hello: starting Python on a busy machine."""
@@ -62,7 +62,8 @@ class Worker:
     ) -> Worker:
         """Start a worker process; `runtime_dir` is made (0700) for it, and removed after its end.
 
-        `env` are variables that it gets beside the daemon's own.
+        `env` are variables that it gets beside the daemon's own; see `process.PYTHON`. Raises LoadFailed
+        (permanent) for an interpreter that cannot be started.
         """
         runtime_dir.mkdir(mode=0o700, parents=True)
         ring.begin_life()
@@ -71,9 +72,15 @@ class Worker:
         caller = Caller(lambda message: holder[0]._on_control(message))
         try:
             process = await WorkerProcess.start(theirs, ring, records, env)
-        except BaseException:
+        except BaseException as error:
             ours.close()
             shutil.rmtree(runtime_dir, ignore_errors=True)
+            if isinstance(error, OSError) and env is not None and PYTHON in env:
+                raise LoadFailed(
+                    f"the interpreter {env[PYTHON]} cannot be started: {error.strerror}; "
+                    "correct `python` under `engines` in the configuration",
+                    permanent=True,
+                ) from error
             raise
         holder.append(worker := cls(process, caller, ring, runtime_dir))
         try:
@@ -181,6 +188,9 @@ class Worker:
             await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if getting.done():
                 return getting.result()
+            if self.exit_code == UNFIT:
+                words = self._ring.tail(1)
+                raise LoadFailed(f"the interpreter cannot run a worker: {words}", permanent=True)
             if self.ended.done():
                 raise WorkerDied(self.ended.result())
             raise LoadFailed(

@@ -28,8 +28,13 @@ StartWorker: TypeAlias = Callable[[LogRing, Path, Path, Mapping[str, str] | None
 class Engines(Protocol):
     """Which loaders have their engine on this machine."""
 
-    async def missing(self, loader: str, *, binary: str | None = None) -> Capability | None:
-        """Return what is missing for a loader, None when it can load; `binary` is the model's own program."""
+    async def missing(
+        self, loader: str, *, binary: str | None = None, python: str | None = None
+    ) -> Capability | None:
+        """Return what is missing for a loader, None when it can load.
+
+        `binary` is the model's own program, `python` its loader's own interpreter.
+        """
         ...
 
 
