@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from modeld.errors import BadRequest, EngineError
 from modeld.gateway.families.images import request as requests
-from modeld.gateway.families.images.form import Form
 from modeld.gateway.families.images.response import ImageChunks, ImageCollector, png_size
+from modeld.gateway.multipart import Form, Upload
 from modeld.protocol.tasks import Event, ImageTask, Picture, Step, Usage
 
 
@@ -113,16 +113,25 @@ def test_a_stream_carries_its_pictures() -> None:
 
 def test_a_form_s_text_becomes_values() -> None:
     """Numbers and switches come as text in a form, and mean what they mean in JSON."""
-    form = Form({"model": "paint", "prompt": "x", "n": "2", "strength": "0.5", "stream": "true", "seed": "3"})
+    texts = {"model": "paint", "prompt": "x", "n": "2", "strength": "0.5", "stream": "true", "seed": "3"}
+    form = Form({name: [text] for name, text in texts.items()})
     body = requests.read_fields(form)
     assert (body.n, body.strength, body.stream, body.seed) == (2, 0.5, True, 3)
+    for form, words in (
+        (Form({"model": ["a", "b"]}), "2 times"),
+        (Form({"model": ["a"]}, {"photo": [Upload("a", "b", b"c")]}), "image and mask"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            requests.read_fields(form)
     with pytest.raises(BadRequest) as caught:
-        requests.read_fields(Form({"model": "paint", "n": "two"}))
+        requests.read_fields(Form({"model": ["paint"], "n": ["two"]}))
     assert caught.value.param == "n"
 
 
 def test_a_variation_has_no_prompt() -> None:
-    """Words for a variation are refused rather than dropped."""
+    """Words and a mask for a variation are refused rather than dropped."""
+    with pytest.raises(BadRequest, match="whole picture"):
+        requests.to_task(requests.ImageRequest(model="m"), "variation", b"x", b"y")
     assert requests.to_task(requests.ImageRequest(model="m"), "variation", b"x").prompt == ""
     with pytest.raises(BadRequest) as caught:
         _read("variation")
@@ -131,9 +140,10 @@ def test_a_variation_has_no_prompt() -> None:
 
 def test_one_picture_is_needed_and_no_more() -> None:
     """None, several and an empty one are 400s that name the field."""
-    for files in ({}, {"image": [b"a", b"b"]}, {"image": [b""]}):
+    for files in ([], [b"a", b"b"], [b""]):
+        form = Form({}, {"image": [Upload("a.png", "image/png", data) for data in files]})
         with pytest.raises(BadRequest) as caught:
-            requests.picture(Form({}, files), "image", needed=True)
+            requests.picture(form, "image", needed=True)
         assert caught.value.param == "image"
 
 

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from modeld.errors import BadRequest
 from modeld.gateway.decoding import decode, invalid, missing, unsupported
-from modeld.gateway.families.images.form import Form
+from modeld.gateway.multipart import Form
 from modeld.protocol.tasks import ImageTask
 
 Kind: TypeAlias = Literal["generation", "edit", "variation"]
@@ -88,9 +88,15 @@ def read(raw: bytes | bytearray) -> ImageRequest:
 
 
 def read_fields(form: Form) -> ImageRequest:
-    """Decode a form's text fields. Raises BadRequest, also for a field that nobody knows."""
+    """Decode a form's text fields. Raises BadRequest, also for a part that is unknown or there twice."""
     _check_known(form.fields)
-    return decode(_FORM_DECODER, msgspec.json.encode(form.fields))
+    for name in form.files:
+        if name not in FILES:
+            raise invalid(name[:100], f"it is a file; the files here are {' and '.join(FILES)}")
+    for name, values in form.fields.items():
+        if len(values) > 1:
+            raise invalid(name, f"it is there {len(values)} times")
+    return decode(_FORM_DECODER, msgspec.json.encode({name: one for name, (one,) in form.fields.items()}))
 
 
 def _check_known(keys: Collection[str]) -> None:
@@ -113,9 +119,9 @@ def picture(form: Form, name: str, *, needed: bool = False) -> bytes | None:
         return None
     if len(files) > 1:
         raise invalid(name, f"there are {len(files)}; the models here take one")
-    if not files[0]:
+    if not files[0].data:
         raise BadRequest(f"the file in '{name}' is empty", code="invalid_image", param=name)
-    return files[0]
+    return files[0].data
 
 
 def to_task(
@@ -124,6 +130,8 @@ def to_task(
     """Return the task. Raises BadRequest with `param`."""
     _check_fixed(request)
     _check_stream(request)
+    if mask is not None and kind != "edit":
+        raise unsupported("mask", "a variation is of the whole picture; send it to images/edits")
     prompt = _prompt(request, kind)
     if kind == "generation" and request.strength is not None:
         raise invalid("strength", "it is for edits and variations")

@@ -12,10 +12,10 @@ from modeld.gateway import exchange as exchanges
 from modeld.gateway import keep_alive, routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.families.images import request as requests
-from modeld.gateway.families.images.form import read_form
 from modeld.gateway.families.images.request import ImageRequest, Kind, to_task
 from modeld.gateway.families.images.response import ImageChunks, ImageCollector
 from modeld.gateway.links import Links
+from modeld.gateway.multipart import read_form
 from modeld.gateway.relay import Relay
 from modeld.supervisor.states import Status
 
@@ -37,12 +37,12 @@ async def generate(request: web.Request) -> web.StreamResponse:
 
 async def edit(request: web.Request) -> web.StreamResponse:
     """Draw on a picture: where the mask, or the picture itself, is transparent, or all over."""
-    return await _upon(request, "edit", requests.FILES)
+    return await _upon(request, "edit")
 
 
 async def vary(request: web.Request) -> web.StreamResponse:
     """Draw a picture's like."""
-    return await _upon(request, "variation", ("image",))
+    return await _upon(request, "variation")
 
 
 async def fetch(request: web.Request) -> web.StreamResponse:
@@ -58,8 +58,8 @@ async def fetch(request: web.Request) -> web.StreamResponse:
     return web.Response(body=data, content_type="image/png", headers=_FILE_HEADERS)
 
 
-async def _upon(request: web.Request, kind: Kind, files: Sequence[str]) -> web.StreamResponse:
-    form = await read_form(request, request.app[routing.KEY].settings, files)
+async def _upon(request: web.Request, kind: Kind) -> web.StreamResponse:
+    form = await read_form(request, request.app[routing.KEY].settings)
     body = requests.read_fields(form)
     image, mask = requests.picture(form, "image", needed=True), requests.picture(form, "mask")
     return await _answer(request, body, kind, image, mask)
