@@ -200,6 +200,21 @@ def test_later_stretches_know_the_language_and_what_was_said(monkeypatch: pytest
     assert engine.prompts[1] == "Names: 0 1 2"
 
 
+def test_seek_is_where_the_engines_window_began() -> None:
+    """All segments of one window have its beginning, in hundredths of a second, as their seek."""
+
+    class Windows(ScriptedEngine):
+        def full(self, sound: Any, wish: Wish, language: str | None, prompt: str, run: Any) -> None:
+            for window in ((0, 900), (900, 1500)), ((1500, 2000),):
+                assert run.may_begin()
+                for start, end in window:
+                    self._now = [Passage(start, end, " x", ())]
+                    run.on_segments(None, 1)
+
+    found, _ = heard(Windows(every=1), 20)
+    assert [(segment.start, segment.seek) for segment in found] == [(0.0, 0), (9.0, 0), (15.0, 1500)]
+
+
 def test_a_stop_ends_it_without_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a stop no stretch is begun."""
     monkeypatch.setattr(engines, "STRETCH_S", 10)

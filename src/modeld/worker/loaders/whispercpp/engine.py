@@ -151,14 +151,14 @@ class _Run:
         self._prompt = wish.prompt
         self._offset = 0  # samples before the stretch
         self._count = 0
-        self._window = 0  # ticks, of the recording
+        self._window = self._heard = 0  # ticks of the recording
         self._held: list[tuple[Passage, int]] = []  # the newest, with its window
         self._failure: BaseException | None = None
 
     def work(self, sound: Samples, last: bool) -> None:
         """Work on one stretch; `next` says afterwards where the one after it begins in it."""
         self._held.clear()
-        self._window = self._offset // TICK
+        self._window = self._heard = self._offset // TICK
         self._engine.full(sound, self._wish, self.language, self._prompt, self)
         if self._stop.is_set():
             return
@@ -182,7 +182,8 @@ class _Run:
         return self._stop.is_set() or self._failure is not None
 
     def may_begin(self, *_: Any) -> bool:
-        """Answer the engine, which asks before it encodes the next half minute."""
+        """Answer the engine, which asks before it encodes the next half minute: from where the last ended."""
+        self._window = self._heard
         return not self.stopped()
 
     def on_segments(self, _context: Any, count: int, _data: Any = None) -> None:
@@ -195,8 +196,7 @@ class _Run:
                 for before in self._held:
                     self._give(*before)
                 self._held = [(passage, self._window)]
-            if passages:
-                self._window = self._offset // TICK + passages[-1].end
+                self._heard = self._offset // TICK + passage.end
         except BaseException as error:
             self._failure = error
 

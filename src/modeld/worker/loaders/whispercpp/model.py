@@ -65,9 +65,14 @@ class WhisperModel:
         def give(segment: Segment) -> None:
             loop.call_soon_threadsafe(ready.put_nowait, segment)
 
+        def over(done: asyncio.Future[Outcome | None]) -> None:
+            if not done.cancelled():
+                done.exception()  # seen, also when the call has been cancelled and nobody looks
+            ready.put_nowait(None)
+
         # One thread: calls take turns, and one that follows a cancelled call waits for its last step.
         working = loop.run_in_executor(self._thread, self._engine.transcribe, recording, wish, give, stop)
-        working.add_done_callback(lambda _: ready.put_nowait(None))
+        working.add_done_callback(over)
         try:
             while (segment := await ready.get()) is not None:
                 await emit(segment)
