@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from modeld.errors import EngineError
 from modeld.gateway.encoding import chat_logprobs, dumps, quote, sse_frame, unfinished, usage_body
 from modeld.protocol.tasks import Event, Finish, Reasoning, Text, TokenLogprob, ToolCallDelta, Usage
 
@@ -74,8 +73,7 @@ class ChatChunks:
         return self._delta(event.index, {"content": event.text}, logprobs)
 
     def _other(self, event: Event, out: list[bytes]) -> None:
-        if not isinstance(event, Text | Reasoning | ToolCallDelta | Finish):
-            raise EngineError(f"the worker answered a chat with {type(event).__name__}")
+        assert isinstance(event, Text | Reasoning | ToolCallDelta | Finish), type(event)
         if event.index not in self._before:
             self._open(event.index, out, None if isinstance(event, ToolCallDelta) else "")
         match event:
