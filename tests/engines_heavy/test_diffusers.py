@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import struct
+import sys
 import tempfile
 import zlib
 from collections.abc import AsyncIterator
@@ -349,7 +350,9 @@ async def test_the_stock_sdk_draws_through_the_daemon(model: Path, short_dir: Pa
         "num_gpus": 0,
         "diffusers_config": {"num_inference_steps": 3},
     }
-    async with running(short_dir, {"models": [entry]}) as daemon:
+    # Named here, the interpreter runs the worker in the way of an engine with an environment of its own.
+    engines = {"diffusers": {"python": sys.executable}}
+    async with running(short_dir, {"models": [entry], "engines": engines}) as daemon:
         await daemon.until("paint", "ready")
         async with openai.AsyncOpenAI(
             base_url=f"{daemon.url}/v1", api_key="x", max_retries=0, _strict_response_validation=True

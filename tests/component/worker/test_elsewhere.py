@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -112,3 +113,17 @@ async def test_an_interpreter_that_is_not_there_is_named(short_dir: Path) -> Non
     missing = await Capabilities(clock=SystemClock()).missing("vllm", python=str(python))
     assert missing is not None
     assert "cannot be started" in missing.detail
+
+
+def test_a_worker_s_own_programs_are_found_there_too(short_dir: Path) -> None:
+    """A module of modeld that a worker runs as a child is run in the same way, with its arguments."""
+    python = interpreter(short_dir, MSGSPEC)
+    (short_dir / "library" / "shows.py").write_text(
+        "import sys, modeld.worker.elsewhere as e\nprint(sys.argv[1:], e.command('x'))"
+    )
+    file = elsewhere.__file__
+    done = subprocess.run(
+        [python, file, "--module", "shows", "a", "b"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"['a', 'b'] ['{sys.executable}', '{file}', '--module', 'x']")
+    assert elsewhere.command("x") == [sys.executable, "-m", "x"]

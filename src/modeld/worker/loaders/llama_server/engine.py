@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 from modeld.errors import LoadFailed
 from modeld.protocol.messages import LoadSpec
+from modeld.worker import elsewhere
 from modeld.worker.lifeline import tied
 from modeld.worker.loader import Report
 from modeld.worker.loaders.llama_server.pooling import own_pooling
@@ -95,7 +95,7 @@ def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
     if importlib.util.find_spec("xllamacpp") is not None:
         more = {"embeddings": True, "pooling": pooling(spec, model)} if spec.usecase == "embed" else {}
         settings = json.dumps({"model": str(model), "socket": str(sock), **options, **more})
-        return [sys.executable, "-m", "modeld.worker.loaders.llama_server.xllama", settings], "xllamacpp"
+        return [*elsewhere.command("modeld.worker.loaders.llama_server.xllama"), settings], "xllamacpp"
     raise LoadFailed(
         "no llama.cpp engine on this machine: put llama-server on PATH, "
         "name it in engines.llama_server.binary, "
