@@ -36,6 +36,7 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     if origin is dict:
         return st.dictionaries(of_type(args[0]), of_type(args[1]), max_size=2)
     simple = {str: _TEXT, int: _INT, float: _FLOAT, bool: st.booleans(), type(None): st.none(), Any: _JSON}
+    simple[bytes] = st.binary(max_size=20)
     if kind in simple:
         return simple[kind]
     assert issubclass(kind, msgspec.Struct), kind
