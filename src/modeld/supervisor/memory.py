@@ -141,6 +141,8 @@ class _Waiting:
     overtaken: int = 0
     paid: bool = False
     """Somebody has been sent away for it."""
+    said: str | None = None
+    """Why it waits, as its owner was told last."""
 
 
 class Memory:
@@ -364,8 +366,10 @@ class Memory:
                 )
                 continue
             words = plan.waits.get(key) or (refusal.message if refusal else "")
-            turn = words == scheduler.UNSIZED or (refusal is None and self.fits(waiting.demand))
-            waiting.owner.explain("turn" if turn else "memory", words)
+            if words != waiting.said:  # a hundred may wait, most of them for the same as before
+                waiting.said = words
+                turn = words == scheduler.UNSIZED or (refusal is None and self.fits(waiting.demand))
+                waiting.owner.explain("turn" if turn else "memory", words)
             if refusal is not None and refusal.never is not Never.NO:
                 waiting.owner.refuse(refusal)
 
