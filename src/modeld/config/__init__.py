@@ -1,1 +1,1 @@
-"""What people write, and where things lie: the schema, reading a file, directories, the reference."""
+"""What people write, and where things lie: schema, reading files, what differs between two, directories."""

@@ -1,1 +1,1 @@
-"""Media from strangers, decoded in the worker, so that a decoder's crash costs one model."""
+"""Media of callers, decoded and coded in the worker, so that a decoder's crash costs one model."""
