@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,9 +18,12 @@ from aiohttp import web
 
 from modeld.clock import Clock
 from modeld.errors import BadRequest, NotFound
+from modeld.gateway import exchange as exchanges
+from modeld.gateway import keep_alive
 from modeld.gateway.exchange import Exchange
-from modeld.gateway.ports import Pool
+from modeld.gateway.ports import Pool, Stream
 from modeld.gateway.settings import GatewaySettings
+from modeld.protocol.tasks import Task
 from modeld.supervisor.admission import Priority
 from modeld.supervisor.states import Status
 from modeld.telemetry.metrics import Metrics
@@ -151,6 +155,22 @@ def resolve(request: web.Request, name: str, usecase: str, exchange: Exchange) -
             param="model",
         )
     return status
+
+
+def opening(
+    request: web.Request, status: Status, task: Task, keep: float | str | None
+) -> AbstractAsyncContextManager[Stream]:
+    """Return the call of a model for a request: under its identity, its priority and its own keep-alive.
+
+    `keep` is the body's `keep_alive` field. Raises BadRequest for a priority or keep-alive that is none.
+    """
+    return request.app[KEY].pool.open(
+        status.name,
+        task,
+        request[exchanges.KEY].identity,
+        priority=priority(request),
+        keep_alive=keep_alive.seconds(keep),
+    )
 
 
 def priority(request: web.Request) -> Priority:

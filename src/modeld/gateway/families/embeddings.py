@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from modeld.errors import EngineError
 from modeld.gateway import exchange as exchanges
-from modeld.gateway import keep_alive, routing
+from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.decoding import decode, invalid
 from modeld.gateway.encoding import dumps
@@ -141,13 +141,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     body = read(await read_json(request, gateway.settings))
     status = routing.resolve(request, body.model, USECASE, exchange)
     task = to_task(body)
-    opening = gateway.pool.open(
-        status.name,
-        task,
-        exchange.identity,
-        priority=routing.priority(request),
-        keep_alive=keep_alive.seconds(body.keep_alive),
-    )
+    opening = routing.opening(request, status, task, body.keep_alive)
     collector = EmbeddingCollector(
         model=body.model, count=len(task.inputs), base64=body.encoding_format == "base64"
     )

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from modeld.errors import BadRequest, EngineError
 from modeld.gateway import exchange as exchanges
-from modeld.gateway import keep_alive, routing
+from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.decoding import decode, invalid, missing
 from modeld.gateway.encoding import dumps
@@ -126,13 +126,7 @@ async def _answer(
             code="unsupported_task",
             param="model",
         )
-    opening = gateway.pool.open(
-        status.name,
-        task,
-        exchange.identity,
-        priority=routing.priority(request),
-        keep_alive=keep_alive.seconds(body.keep_alive),
-    )
+    opening = routing.opening(request, status, task, body.keep_alive)
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
     return await relay.collected(opening, TokenCollector())
 

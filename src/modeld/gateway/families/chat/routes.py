@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from modeld.gateway import exchange as exchanges
-from modeld.gateway import keep_alive, routing
+from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.families.chat.request import read, to_task
 from modeld.gateway.families.chat.response import ChatChunks, ChatCollector
@@ -19,13 +19,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     body = read(await read_json(request, gateway.settings))
     status = routing.resolve(request, body.model, "generate", exchange)
     task = to_task(body, vision=routing.sees(status))
-    opening = gateway.pool.open(
-        status.name,
-        task,
-        exchange.identity,
-        priority=routing.priority(request),
-        keep_alive=keep_alive.seconds(body.keep_alive),
-    )
+    opening = routing.opening(request, status, task, body.keep_alive)
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
     created = int(gateway.clock.time())
     if body.stream:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from modeld.errors import BadRequest, NotFound
 from modeld.gateway import exchange as exchanges
-from modeld.gateway import keep_alive, routing
+from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.families.images import request as requests
 from modeld.gateway.families.images.request import ImageRequest, Kind, to_task
@@ -77,13 +77,7 @@ async def _answer(
     if image is not None:
         _check_edits(status, body.model)
     task = to_task(body, kind, image, mask)
-    opening = gateway.pool.open(
-        status.name,
-        task,
-        exchange.identity,
-        priority=routing.priority(request),
-        keep_alive=keep_alive.seconds(body.keep_alive),
-    )
+    opening = routing.opening(request, status, task, body.keep_alive)
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
     created = int(gateway.clock.time())
     size = None if task.width is None or task.height is None else (task.width, task.height)

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from modeld.errors import ModelUnavailable
 from modeld.gateway import exchange as exchanges
-from modeld.gateway import keep_alive, routing
+from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.encoding import dumps
 from modeld.gateway.families.speech.request import read, to_task
@@ -22,13 +22,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     body = read(await read_json(request, gateway.settings))
     status = routing.resolve(request, body.model, USECASE, exchange)
     task = to_task(body)
-    opening = gateway.pool.open(
-        status.name,
-        task,
-        exchange.identity,
-        priority=routing.priority(request),
-        keep_alive=keep_alive.seconds(body.keep_alive),
-    )
+    opening = routing.opening(request, status, task, body.keep_alive)
     relay = AudioRelay(request, exchange, gateway.settings, gateway.clock)
     if body.events:
         return await relay.streamed(opening, SpeechEvents)
