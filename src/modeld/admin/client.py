@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -135,7 +135,9 @@ class AdminClient:
         connection = _UnixConnection(self._path, patience)
         try:
             try:
-                connection.request(method, target, body)
+                # A daemon may refuse before it has read the whole body; its answer is there all the same.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.request(method, target, body)
                 answer = connection.getresponse()
             except (TimeoutError, BlockingIOError) as error:
                 raise StartupError(

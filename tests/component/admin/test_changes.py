@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import signal
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 
 from modeld.admin.client import AdminClient
 from modeld.admin.schemas import LARGEST_CHANGE, Change, ChangePlan, ChangeResult, Outcome, Replacement
-from modeld.errors import ConfigError, StartupError, UsageError
+from modeld.errors import ConfigError, StartupError, TooLarge, UsageError
 from modeld.supervisor.events import FeedEvent
 from tests.component.admin.conftest import Daemon, Spawn
 
@@ -177,21 +180,42 @@ async def test_client_that_leaves(daemon: Daemon) -> None:
 
 async def test_daemon_that_stops_in_between(short_dir: Path, daemon: Daemon) -> None:
     """A stream that breaks off tells that part of the change may be done, and what to do."""
-    listening = asyncio.Event()
+    line = b'{"time":1.0,"kind":"state","model":"new","state":"loading"}\n'
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        line = b'{"time":1.0,"kind":"state","model":"new","state":"loading"}\n'
-        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        writer.write(head + b"%x\r\n%b\r\n" % (len(line), line))
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", head)[1]))  # type: ignore[index]
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%b\r\n" % (len(line), line))
         await writer.drain()
         writer.close()
-        listening.set()
 
     async with await asyncio.start_unix_server(answer, short_dir / "half"):
         with pytest.raises(StartupError, match="stopped before the change was over; part of it may be done"):
             await asyncio.to_thread(list, AdminClient(short_dir / "half").apply(ADD))
-    assert listening.is_set()
+
+
+def test_refusal_before_the_request_is_read(short_dir: Path) -> None:
+    """An answer that comes while the change is still being sent is the answer, not a daemon that is gone."""
+    change = Change("add", {"models": [{"name": "x" * (1 << 20)}]})
+    body = b'{"error":{"message":"too much","code":"too_large","kind":"too_large"}}'
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(short_dir / "early"))
+        listening.listen(1)
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 413 X\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            with pytest.raises(TooLarge, match="too much"):
+                list(AdminClient(short_dir / "early").apply(change))
+        finally:
+            thread.join()
 
 
 # --- the command line ---------------------------------------------------------------------------------------
