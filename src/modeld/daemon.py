@@ -29,10 +29,10 @@ from modeld.clock import Clock, SystemClock
 from modeld.config import paths
 from modeld.config.diff import Wanted
 from modeld.config.schema import Config
-from modeld.control import Control, restored, specs_of, starting_models
+from modeld.control import Control, media_limits, restored, specs_of, starting_models
 from modeld.errors import ConfigError, ModeldError, StartupError
 from modeld.gateway.app import GatewayRunner, build_app
-from modeld.gateway.settings import GatewaySettings
+from modeld.gateway.settings import GatewaySettings, MediaSettings
 from modeld.hardware import host
 from modeld.hardware.machine import Probe
 from modeld.hardware.probe import system_probe
@@ -297,6 +297,14 @@ def _gateway_settings(config: Config) -> GatewaySettings:
         max_request_body=config.max_request_body,
         keepalive_interval=config.keepalive_interval,
         request_timeout=config.request_timeout,
+        media=MediaSettings(
+            limits=media_limits(config),
+            speech_characters=config.media.speech_characters,
+            images=config.media.images,
+            image_bytes=config.media.image_bytes,
+            fetch=config.media.fetch,
+            fetch_hosts=config.media.fetch_hosts,
+        ),
     )
 
 

@@ -109,6 +109,33 @@ class Memory(Section):
     headroom: Number = Field(default=0.1, ge=0, le=0.9, description="Share of each memory that is left free.")
 
 
+class Media(Section):
+    """The most that callers' pictures and recordings may be, and where pictures are fetched from."""
+
+    audio_seconds: Number = Field(
+        default=14_400.0, gt=0, description="Longest recording that is transcribed, in seconds."
+    )
+    speech_characters: Whole = Field(default=4096, ge=1, description="Longest text that is spoken.")
+    images: Whole = Field(default=16, ge=0, description="Pictures in one request to a model that sees.")
+    image_bytes: Size = Field(
+        default=20 * 1024**2, gt=0, description="Largest picture file, sent inside a request or fetched."
+    )
+    image_pixels: Whole = Field(
+        default=16 * 1024**2, ge=64, description="Pixels of a picture, taken in or drawn."
+    )
+    image_side: Whole = Field(
+        default=4096, ge=8, description="Pixels along the longer side of a picture, taken in or drawn."
+    )
+    fetch: Annotated[Literal["public", "listed", "none"], Word] = Field(
+        default="public",
+        description="From where pictures that callers give as http URLs are fetched: public addresses and "
+        "the hosts of fetch_hosts, only those hosts, or nowhere.",
+    )
+    fetch_hosts: tuple[Annotated[str, AfterValidator(_allowed_host)], ...] = Field(
+        default=(), description="Hosts to fetch from although their addresses are private."
+    )
+
+
 class Gateway(Section):
     """A further set of models with a route of its own."""
 
@@ -180,6 +207,7 @@ class Config(Section):
     )
     watch: bool = Field(default=False, description="Read this file again whenever it changes.")
     memory: Memory = Field(default=Memory(), description="What models may take of the machine's memory.")
+    media: Media = Field(default=Media(), description="Limits of pictures, recordings and speech.")
     log: Log = Field(default=Log(), description="How the daemon logs.")
     engines: Engines = Field(default=Engines(), description="Engines, for all models that use them.")
     models: tuple[Model, ...] = Field(default=(), description="The models of the default gateway, at /v1.")

@@ -5,7 +5,7 @@ model, `start` which models a start begins with, `watch` when the daemon's own f
 """
 
 from modeld.control.room import Control
-from modeld.control.specs import specs_of
+from modeld.control.specs import media_limits, specs_of
 from modeld.control.start import restored, starting_models
 
-__all__ = ["Control", "restored", "specs_of", "starting_models"]
+__all__ = ["Control", "media_limits", "restored", "specs_of", "starting_models"]

@@ -11,6 +11,7 @@ from modeld.config.schema import Config
 from modeld.errors import UsageError
 from modeld.library import whisper
 from modeld.library.refs import HubRef, LocalRef, parse
+from modeld.protocol.messages import MediaLimits
 from modeld.supervisor.scheduling.scaling import Scaling
 from modeld.supervisor.spec import ModelSpec, Resources
 
@@ -18,6 +19,15 @@ from modeld.supervisor.spec import ModelSpec, Resources
 def specs_of(wanted: Iterable[Wanted], config: Config) -> dict[str, ModelSpec]:
     """Return what the supervisor needs to know of each model, under the daemon's own settings."""
     return {each.key: _spec(each, config) for each in wanted}
+
+
+def media_limits(config: Config) -> MediaLimits:
+    """Return what workers may take in and make for one caller."""
+    return MediaLimits(
+        audio_seconds=config.media.audio_seconds,
+        image_pixels=config.media.image_pixels,
+        image_side=config.media.image_side,
+    )
 
 
 def _spec(each: Wanted, config: Config) -> ModelSpec:
@@ -40,6 +50,7 @@ def _spec(each: Wanted, config: Config) -> ModelSpec:
         scaling=_scaling(model),
         gateway=each.gateway,
         aliases=model.aliases,
+        media=media_limits(config),
         fingerprint=each.fingerprint,
     )
 

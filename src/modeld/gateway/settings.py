@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
+
+from modeld.protocol.messages import MediaLimits
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """The most that callers' media may be; all of it is answered before work is done.
+
+    `limits` are those that workers check too. `speech_characters` of a text to speak; `images` in one chat
+    request, each of `image_bytes` at most. `fetch`: from where http URLs of pictures are fetched, "public"
+    addresses and `fetch_hosts`, those "listed" there only, or "none".
+    """
+
+    limits: MediaLimits = field(default_factory=MediaLimits)
+    speech_characters: int = 4096
+    images: int = 16
+    image_bytes: int = 20 * 1024**2
+    fetch: Literal["public", "listed", "none"] = "public"
+    fetch_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +44,4 @@ class GatewaySettings:
     request_timeout: float | None = None
     body_stall_timeout: float = 60.0
     client_stall_timeout: float = 120.0
+    media: MediaSettings = field(default_factory=MediaSettings)

@@ -56,6 +56,17 @@ class Facts(msgspec.Struct, frozen=True):
     voices: tuple[str, ...] = ()
 
 
+class MediaLimits(msgspec.Struct, frozen=True):
+    """The most that a worker takes in, and makes, for one caller; checked before anything is unpacked.
+
+    `audio_seconds` of a recording; `image_pixels` of a picture in all, `image_side` along its longer side.
+    """
+
+    audio_seconds: float = 14_400.0
+    image_pixels: int = 16 * 1024**2
+    image_side: int = 4096
+
+
 class LoadSpec(msgspec.Struct, frozen=True):
     """What to load.
 
@@ -63,7 +74,7 @@ class LoadSpec(msgspec.Struct, frozen=True):
     configuration schema. `runtime_dir` is a private directory (0700) that the daemon removes after the
     worker's end. `start_timeout_s` is how long a load may go without progress. `gpus`: how many GPUs the
     worker was given (it sees no others); `gpu_share`: the part of that one GPU's memory it may take, 0 for
-    all of what it was given.
+    all of what it was given. `limits` hold for every call.
     """
 
     name: str
@@ -76,6 +87,7 @@ class LoadSpec(msgspec.Struct, frozen=True):
     start_timeout_s: float = 120.0
     gpus: int = 0
     gpu_share: float = 0.0
+    limits: MediaLimits = MediaLimits()
 
 
 # --- daemon → worker ----------------------------------------------------------------------------------------

@@ -405,6 +405,7 @@ class Replica:
             start_timeout_s=spec.start_timeout_s,
             gpus=len([device for device in lease.devices if device != HOST]),
             gpu_share=spec.resources.gpus or 0.0 if (spec.resources.gpus or 0.0) < 1 else 0.0,
+            limits=spec.media,
         )
         try:
             return await self._intent.unless_changed(worker.load(load, self._progress))

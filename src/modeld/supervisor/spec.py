@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from modeld.protocol.messages import MediaLimits
 from modeld.supervisor.scheduling.scaling import Scaling
 
 Resolve: TypeAlias = Callable[[str, Callable[[str, float | None], None]], Awaitable[Path]]
@@ -61,6 +62,7 @@ class ModelSpec:
     scaling: Scaling = field(default_factory=Scaling)
     gateway: str = ""
     aliases: tuple[str, ...] = ()
+    media: MediaLimits = field(default_factory=MediaLimits)
     fingerprint: str = ""
 
     @property
