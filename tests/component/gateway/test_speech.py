@@ -9,6 +9,7 @@ import pytest
 from aiohttp import ClientPayloadError
 
 from modeld.errors import BadRequest, EngineError, ModeldError, ModelFailed, WorkerDied
+from modeld.gateway.settings import MediaSettings
 from modeld.protocol.messages import Facts
 from modeld.protocol.tasks import Audio, SpeechTask, Task, Usage
 from modeld.supervisor.states import State
@@ -194,6 +195,19 @@ async def test_a_chat_model_does_not_speak(serve: Serve) -> None:
     response, answer = await gateway.ask("POST", SPEECH, json=_body(model="nobody"))
     assert (response.status, answer["error"]["code"]) == (404, "model_not_found")
     assert gateway.pool.calls == []
+
+
+async def test_the_longest_text_is_the_configurations(serve: Serve) -> None:
+    """What is longer is refused before a model is asked, with the limit's name."""
+    gateway = await serve(_pool(), media=MediaSettings(speech_characters=6))
+    response, answer = await gateway.ask("POST", SPEECH, json=_body(input="Hello!!"))
+    assert response.status == 400
+    error = answer["error"]
+    assert (error["code"], error["param"]) == ("input_too_long", "input")
+    assert "it has 7 characters, the limit is 6 (media.speech_characters" in error["message"]
+    assert gateway.pool.calls == []
+    response, _ = await gateway.ask("POST", SPEECH, json=_body(input="Hello!"))
+    assert response.status == 200
 
 
 async def test_it_is_at_every_gateway(serve: Serve) -> None:

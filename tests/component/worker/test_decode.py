@@ -110,6 +110,50 @@ def test_a_damaged_part_costs_what_was_in_it() -> None:
     assert 4 * RATE < len(heard(bytes(media))) <= 6.2 * RATE
 
 
+LIMIT = 3.0
+
+
+@pytest.mark.parametrize(("container", "codec"), CODINGS, ids=lambda word: word)
+def test_what_is_too_long_is_refused_before_it_is_decoded(container: str, codec: str) -> None:
+    """Its packets are added up, in any container; the message names the limit, and what fits is taken."""
+    media = coded(tone(LIMIT + 1, rate=48000), container, codec)
+    with pytest.raises(BadRequest, match=r"too long: .* the limit is 3 s \(media\.audio_seconds") as caught:
+        Recording(media, LIMIT)
+    assert (caught.value.code, caught.value.param) == ("audio_too_long", "file")
+    assert Recording(media, LIMIT + 1.2).duration == pytest.approx(LIMIT + 1, abs=0.15)
+
+
+def test_a_length_that_only_decoding_shows_is_refused_there() -> None:
+    """Packets may hold more than they say: what is decoded is counted too."""
+    recording = Recording(tone(2.0))
+    recording._most = 1.0  # as if its packets had promised less
+    with pytest.raises(BadRequest) as caught:
+        list(recording.samples())
+    assert caught.value.code == "audio_too_long"
+
+
+def test_a_header_makes_no_recording_too_long() -> None:
+    """An hour in the header over two seconds of sound is a file that is cut short; a stand-in is nothing."""
+    with pytest.raises(BadRequest, match="cut short"):
+        Recording(announcing(tone(2.0), 3600 * 32_000), LIMIT)
+    assert Recording(announcing(tone(2.0), 0xFFFFFFFF), LIMIT).duration == pytest.approx(2.0, abs=0.1)
+
+
+def test_gaps_in_the_timestamps_are_not_sound() -> None:
+    """A second that is said to be an hour in costs a second, and no hour's limit."""
+    out = io.BytesIO()
+    with av.open(io.BytesIO(tone(2.0)), "r") as source, av.open(out, "w", format="matroska") as target:
+        stream = target.add_stream("pcm_s16le", rate=16000)
+        assert isinstance(stream, av.AudioStream)
+        stream.layout = "mono"
+        for number, frame in enumerate(source.decode(audio=0)):
+            frame.pts = number * 1024 + (3600 * 16000 if number > 10 else 0)
+            target.mux(stream.encode(frame))
+        target.mux(stream.encode(None))
+    recording = Recording(out.getvalue(), LIMIT)
+    assert sum(len(piece) for piece in recording.samples()) == pytest.approx(2 * RATE, rel=0.05)
+
+
 def test_a_rate_that_makes_hours_of_a_second_is_refused() -> None:
     """A header that says one sample in a second would turn a small file into half a day."""
     media = bytearray(tone(1.0))

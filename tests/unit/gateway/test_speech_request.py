@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from modeld.errors import BadRequest
-from modeld.gateway.families.speech.request import FORMATS, MAX_INPUT, read, to_task
+from modeld.gateway.families.speech.request import FORMATS, read, to_task
 from modeld.protocol.tasks import SpeechTask
+
+MOST = 4096
 
 
 def _task(**fields: Any) -> SpeechTask:
     body = {"model": "kokoro", "input": "Hello.", "voice": "alloy", **fields}
-    return to_task(read(json.dumps(body).encode()))
+    return to_task(read(json.dumps(body).encode(), MOST))
 
 
 def test_the_least_that_a_client_sends() -> None:
@@ -51,7 +53,7 @@ def test_a_null_is_as_if_it_was_left_out() -> None:
     [
         ({"input": ""}, "input", "nothing to say"),
         ({"input": " \n\t"}, "input", "nothing to say"),
-        ({"input": "x" * (MAX_INPUT + 1)}, "input", "4097 characters, the limit is 4096"),
+        ({"input": "x" * (MOST + 1)}, "input", "4097 characters, the limit is 4096 (media.speech_characters"),
         ({"input": None}, "input", "expected str"),
         ({"voice": None}, "voice", "expected"),
         ({"voice": {}}, "voice.id", "missing"),
@@ -77,11 +79,11 @@ def test_what_is_missing_is_named(field: str) -> None:
     body = {"model": "kokoro", "input": "Hello.", "voice": "alloy"}
     del body[field]
     with pytest.raises(BadRequest) as caught:
-        read(json.dumps(body).encode())
+        read(json.dumps(body).encode(), MOST)
     assert caught.value.param == field
     assert caught.value.code == "missing_required_parameter"
 
 
 def test_the_longest_text_is_taken() -> None:
     """The limit counts characters and not bytes."""
-    assert len(_task(input="é" * MAX_INPUT).text) == MAX_INPUT
+    assert len(_task(input="é" * MOST).text) == MOST

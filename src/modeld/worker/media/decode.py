@@ -2,13 +2,14 @@
 
 The content decides what a file is; there is no name to believe. No length that a header claims is believed
 either: memory grows with what has been decoded and not yet taken, and a recording that ends long before its
-header says is refused before any model works on it.
+header says, or that is longer than allowed by its packets, is refused before any model works on it.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import math
 import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
@@ -58,21 +59,30 @@ _READABLE = "wav, mp3, m4a, mp4, webm, ogg, opus, flac, aac and other usual cont
 class Recording:
     """One recording. `duration` is in seconds: by its packets, and once it is decoded by its samples."""
 
-    def __init__(self, media: bytes) -> None:
-        """Look at what it is, without decoding it. Raises BadRequest with the code invalid_audio."""
+    def __init__(self, media: bytes, most_seconds: float = math.inf) -> None:
+        """Look at what it is, without decoding it.
+
+        Raises BadRequest with the code invalid_audio; audio_too_long over `most_seconds`.
+        """
         self._media = media
+        self._most = most_seconds
         if not media:
             raise invalid("the file is empty (0 bytes)")
         _check_wav(media)
         self.duration = self._measured()
 
     def samples(self) -> Iterator[Samples]:
-        """Decode it: pieces of some tens of milliseconds. Raises BadRequest with the code invalid_audio."""
+        """Decode it: pieces of some tens of milliseconds.
+
+        Raises BadRequest as the constructor does: packets may hold more than they say, or less.
+        """
         count = 0
         with self._opened() as container:
             try:
                 for frame in _frames(container):
                     count += len(frame)
+                    if count > self._most * RATE:
+                        raise self._too_long("more than that")
                     yield frame
             except BadRequest:
                 raise
@@ -90,25 +100,40 @@ class Recording:
             if not container.streams.audio:
                 raise invalid(f"the file holds no sound: its container is {container.format.long_name}")
             stream = container.streams.audio[0]
+            _check_rate(stream.rate)
             claimed = container.duration / av.time_base if container.duration else 0.0
-            end = 0.0
+            known = container.format.name in KNOWN_LENGTH
+            start = max(float((stream.start_time or 0) * (stream.time_base or 0)), 0.0)
+            total = end = 0.0
             broken = ""
             try:
                 for packet in container.demux(stream):
-                    if packet.pts is not None and packet.time_base is not None:
-                        end = max(end, float((packet.pts + (packet.duration or 0)) * packet.time_base))
+                    base = packet.time_base or 0
+                    length = float((packet.duration or 0) * base)
+                    if packet.pts is not None:
+                        end = max(end, float(packet.pts * base) + length - start)
+                    # Gaps between timestamps are no sound; they count where packets do not tell their length.
+                    total = total + length if length or not packet.size else max(total, end)
+                    if total > self._most:
+                        raise self._too_long(f"{max(total, claimed if known else 0.0):.0f} s or more")
+            except BadRequest:
+                raise
             except Exception as error:  # the same
                 broken = f" ({_words(error)})"
-            known = container.format.name in KNOWN_LENGTH
-            start = (
-                float(stream.start_time * stream.time_base) if stream.start_time and stream.time_base else 0.0
-            )
-        length = max(end - max(start, 0.0), 0.0)
+        length = max(end, 0.0)
         if known and length < claimed * SHORTFALL - ROUNDING_S:
             raise _cut_short(claimed, length)
         if broken and not length:
             raise invalid(f"the file cannot be decoded{broken}")
         return length
+
+    def _too_long(self, what: str) -> BadRequest:
+        return BadRequest(
+            f"invalid value for 'file': the recording is too long: it has {what}, the limit is "
+            f"{self._most:g} s (media.audio_seconds in the configuration sets it); send it in parts",
+            code="audio_too_long",
+            param="file",
+        )
 
     def _opened(self) -> InputContainer:
         import av
@@ -133,10 +158,7 @@ def _frames(container: InputContainer) -> Iterator[Samples]:
         # A stream may change its rate or layout on the way, which a resampler does not survive.
         now = (frame.format.name, frame.layout.name, frame.sample_rate)
         if now != form:
-            if frame.sample_rate < LOWEST_RATE:
-                raise invalid(
-                    f"the file has {frame.sample_rate} samples in a second; speech has {RATE} or so"
-                )
+            _check_rate(frame.sample_rate)
             yield from _flushed(resampler)
             resampler, form = av.AudioResampler(format="flt", layout="mono", rate=RATE), now
         assert resampler is not None
@@ -161,6 +183,11 @@ def _decoded(container: InputContainer, stream: AudioStream) -> Iterator[AudioFr
                 raise
             if damaged == 1:
                 log.warning("a recording has damaged parts, which are left out: %s", _words(error))
+
+
+def _check_rate(rate: int) -> None:
+    if rate < LOWEST_RATE:
+        raise invalid(f"the file has {rate} samples in a second; speech has {RATE} or so")
 
 
 def _check_wav(media: bytes) -> None:

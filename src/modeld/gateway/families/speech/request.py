@@ -7,11 +7,9 @@ from typing import Annotated, Literal, cast, get_args
 import msgspec
 from msgspec import Meta
 
+from modeld.errors import BadRequest
 from modeld.gateway.decoding import decode, invalid
 from modeld.protocol.tasks import AudioFormat, SpeechTask
-
-MAX_INPUT = 4096
-"""Characters of one request, as at OpenAI: ten minutes of speech that a caller may have wanted in pieces."""
 
 FORMATS: tuple[str, ...] = get_args(AudioFormat)
 STREAM_FORMATS = ("audio", "sse")
@@ -44,13 +42,18 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
 _DECODER = msgspec.json.Decoder(SpeechRequest)
 
 
-def read(raw: bytes | bytearray) -> SpeechRequest:
-    """Decode a body and check it. Raises BadRequest with `param`."""
+def read(raw: bytes | bytearray, most_characters: int) -> SpeechRequest:
+    """Decode a body and check it; OpenAI's limit of characters is 4096. Raises BadRequest with `param`."""
     request = decode(_DECODER, raw)
     if not request.input.strip():
         raise invalid("input", "there is nothing to say in it")
-    if len(request.input) > MAX_INPUT:
-        raise invalid("input", f"it has {len(request.input)} characters, the limit is {MAX_INPUT}")
+    if len(request.input) > most_characters:
+        raise BadRequest(
+            f"invalid value for 'input': it has {len(request.input)} characters, the limit is "
+            f"{most_characters} (media.speech_characters in the configuration sets it)",
+            code="input_too_long",
+            param="input",
+        )
     _one_of("response_format", request.response_format, FORMATS)
     _one_of("stream_format", request.stream_format, STREAM_FORMATS)
     return request

@@ -19,7 +19,7 @@ USECASE = "tts"
 async def create(request: web.Request) -> web.StreamResponse:
     """Speak a text."""
     gateway, exchange = request.app[routing.KEY], request[exchanges.KEY]
-    body = read(await read_json(request, gateway.settings))
+    body = read(await read_json(request, gateway.settings), gateway.settings.media.speech_characters)
     status = routing.resolve(request, body.model, USECASE, exchange)
     task = to_task(body)
     opening = routing.opening(request, status, task, body.keep_alive)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from modeld.errors import BadRequest, EngineError, LoadFailed
-from modeld.protocol.messages import Facts, LoadSpec
+from modeld.protocol.messages import Facts, LoadSpec, MediaLimits
 from modeld.protocol.tasks import Segment, Task, TranscribeTask, Transcript, Usage, unsupported
 from modeld.worker.loader import Emit, Report
 from modeld.worker.loaders.whispercpp import languages, modelfile
@@ -31,8 +31,16 @@ a minute of sound; the call is over then, and only the next one waits on.
 class WhisperModel:
     """One loaded model; see `worker.loader.LoadedModel`."""
 
-    def __init__(self, engine: Engine, thread: ThreadPoolExecutor, file: ModelFile, facts: Facts) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        thread: ThreadPoolExecutor,
+        file: ModelFile,
+        facts: Facts,
+        limits: MediaLimits,
+    ) -> None:
         self.facts = facts
+        self._limits = limits
         # The engine lives in this process: its death is the worker's.
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._engine = engine
@@ -45,7 +53,7 @@ class WhisperModel:
         if not isinstance(task, TranscribeTask):
             raise unsupported(LOADER, task)
         wish = wish_of(task, self._file)
-        recording = await asyncio.to_thread(Recording, task.media)
+        recording = await asyncio.to_thread(Recording, task.media, self._limits.audio_seconds)
         outcome = await self._work(recording, wish, emit)
         await emit(Transcript(languages.NAMES.get(outcome.language, outcome.language), recording.duration))
         await emit(Usage(round(recording.duration * 1000), outcome.tokens))
@@ -159,7 +167,7 @@ async def start(spec: LoadSpec, report: Report) -> WhisperModel:
     except BaseException:
         thread.shutdown(wait=False, cancel_futures=True)
         raise
-    return WhisperModel(engine, thread, file, _facts(file, spec))
+    return WhisperModel(engine, thread, file, _facts(file, spec), spec.limits)
 
 
 def _facts(file: ModelFile, spec: LoadSpec) -> Facts:
