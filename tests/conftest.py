@@ -13,6 +13,9 @@ import pytest
 
 from tests.harness.models import demo_model
 
+# The suites that test modules derive theirs from.
+pytest.register_assert_rewrite("tests.harness.loader_contract")
+
 # Two shared cores: a slow example says nothing about the code.
 hypothesis.settings.register_profile("modeld", deadline=None)
 hypothesis.settings.load_profile("modeld")
