@@ -100,7 +100,8 @@ class Recording:
             if not container.streams.audio:
                 raise invalid(f"the file holds no sound: its container is {container.format.long_name}")
             stream = container.streams.audio[0]
-            _check_rate(stream.rate)
+            if rate := getattr(stream, "rate", None):  # one of an unknown codec has none
+                _check_rate(rate)
             claimed = container.duration / av.time_base if container.duration else 0.0
             known = container.format.name in KNOWN_LENGTH
             start = max(float((stream.start_time or 0) * (stream.time_base or 0)), 0.0)
