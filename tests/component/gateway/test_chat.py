@@ -10,6 +10,7 @@ from modeld.protocol.tasks import ChatTask, CompletionTask, Finish, Text, Usage
 from modeld.supervisor.states import State
 from tests.component.gateway.served import CHAT, Serve
 from tests.fakes.pool import FakePool, choices_of, last_chat, model, said
+from tests.harness.pictures import data_url, png
 
 
 async def test_an_answer_in_one_body(serve: Serve) -> None:
@@ -148,7 +149,7 @@ async def test_images_need_a_model_that_sees(serve: Serve) -> None:
     facts = Facts(loader="fake", device="cpu", capabilities=("chat", "vision"))
     pool = FakePool(models={"tiny": model("tiny"), "eyes": model("eyes", facts=facts)})
     gateway = await serve(pool)
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    part = {"type": "image_url", "image_url": {"url": data_url(png())}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "what?"}, part]}]
     response, body = await gateway.chat(messages=messages)
     assert (response.status, body["error"]["param"]) == (400, "messages[0].content[1].image_url")

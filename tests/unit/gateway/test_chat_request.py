@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from modeld.errors import BadRequest
 from modeld.gateway.families.chat.request import ChatRequest, read, to_task
+from modeld.gateway.settings import MediaSettings
 from modeld.protocol.framing import FrameEncoder
 from modeld.protocol.messages import Call
-from modeld.protocol.tasks import ChatTask, ImagePart, TextPart
+from modeld.protocol.tasks import ChatTask, ImagePart, Part, TextPart
+from tests.harness.pictures import data_url, gif, jpeg_head, png, png_head
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
-PNG = "data:image/png;base64,iVBORw0KGgo="
+PNG = data_url(png(2, 2))
 
 
 def _task(vision: bool | None = None, **fields: Any) -> ChatTask:
@@ -285,16 +287,65 @@ def test_images_go_to_models_that_see() -> None:
     assert caught.value.param == "messages[0].content[0].image_url"
 
 
+def _picture(url: str, media: MediaSettings | None = None, times: int = 1) -> list[Part]:
+    turn = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}] * times}
+    body = json.dumps({"model": "tiny", "messages": [USER, turn]}).encode()
+    content = to_task(read(body), vision=True, media=media or MediaSettings()).messages[1].content
+    assert isinstance(content, tuple)
+    return list(content)
+
+
 @pytest.mark.parametrize(
-    "url", ["https://example.com/a.png", "http://127.0.0.1/x", "file:///etc/passwd", "data:,x"]
+    ("url", "code", "words"),
+    [
+        ("file:///etc/passwd", "invalid_image_url", "expected data:image"),
+        ("data:,x", "invalid_image_url", "expected data:image"),
+        ("data:image/png,abc", "invalid_image_url", "expected data:image"),
+        ("data:image/png;base64,a b=", "invalid_image_url", "not base64"),
+        ("data:image/png;base64,abc\u00e9", "invalid_image_url", "not base64"),
+        ("data:image/png;base64,", "invalid_image", "empty"),
+        (data_url(b"<html><body>"), "invalid_image", "web page"),
+        (data_url(b"GIF89a"), "invalid_image", "ends in the middle"),
+        (data_url(png_head(20_000, 20_000)), "image_too_large", "20000x20000: 400000000 pixels"),
+        (data_url(jpeg_head(5000, 10)), "image_too_large", "a side of 5000 pixels, the limit is 4096"),
+    ],
 )
-def test_other_image_urls_are_refused(url: str) -> None:
-    """Nothing is fetched, and what is no picture is not handed to a decoder."""
-    with pytest.raises(BadRequest) as caught:
-        _messages(
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}, vision=True
-        )
-    assert caught.value.param == "messages[0].content[0].image_url.url"
+def test_what_is_no_picture_is_refused(url: str, code: str, words: str) -> None:
+    """By its content, before it is unpacked; the part is named."""
+    with pytest.raises(BadRequest, match=words) as caught:
+        _picture(url)
+    assert (caught.value.code, caught.value.param) == (code, "messages[1].content[0].image_url.url")
+
+
+def test_the_content_says_what_a_picture_is() -> None:
+    """Whatever type was declared, the engine is told the true one."""
+    for declared in ("image/png", "image/x-whatever;a=b", "text/html", ""):
+        assert _picture(data_url(gif(), declared)) == [ImagePart(url=data_url(gif(), "image/gif"))]
+
+
+def test_pictures_have_limits() -> None:
+    """Their number in one request and the bytes of each, counted before they are decoded."""
+    size = len(png())
+    assert len(_picture(data_url(png()), MediaSettings(images=3, image_bytes=size), times=3)) == 3
+    with pytest.raises(BadRequest, match=rf"has {size} bytes, the limit is {size - 1}") as caught:
+        _picture(data_url(png()), MediaSettings(image_bytes=size - 1))
+    assert caught.value.code == "image_too_large"
+    with pytest.raises(BadRequest, match="picture 4 of this request, the limit is 3") as caught:
+        _picture("https://example.com/a.png", MediaSettings(images=3), times=4)
+    assert (caught.value.code, caught.value.param) == (
+        "too_many_images",
+        "messages[1].content[3].image_url.url",
+    )
+
+
+@given(st.text(max_size=40) | st.binary(max_size=60).map(data_url))
+def test_any_url_is_a_picture_or_a_bad_request(url: str) -> None:
+    """No other exception, whatever stands there."""
+    try:
+        [part] = _picture(url)
+    except BadRequest:
+        return
+    assert isinstance(part, ImagePart)
 
 
 def test_tool_choices() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from modeld.gateway.decoding import invalid, missing, unsupported
+from modeld.gateway.families.chat.pictures import Album
 from modeld.protocol.tasks import ImagePart, Message, Part, TextPart, ToolCall
-
-_DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]{1,60};base64,[A-Za-z0-9+/]")
 
 
 class _Text(msgspec.Struct, tag="text"):
@@ -23,6 +21,7 @@ class _Refusal(msgspec.Struct, tag="refusal"):
 
 class _ImageUrl(msgspec.Struct):
     url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None  # engines size pictures by themselves
 
 
 class _Image(msgspec.Struct, tag="image_url"):
@@ -65,12 +64,15 @@ class MessageBody(msgspec.Struct):
     function_call: Any = None
 
 
-def to_messages(bodies: list[MessageBody], *, vision: bool | None) -> tuple[Message, ...]:
-    """Return the turns of a task. Raises BadRequest naming the message and the field."""
-    return tuple(_message(body, f"messages[{at}]", vision) for at, body in enumerate(bodies))
+def to_messages(bodies: list[MessageBody], *, album: Album | None) -> tuple[Message, ...]:
+    """Return the turns of a task; without an album the model sees no pictures.
+
+    Raises BadRequest naming the message and the field.
+    """
+    return tuple(_message(body, f"messages[{at}]", album) for at, body in enumerate(bodies))
 
 
-def _message(body: MessageBody, where: str, vision: bool | None) -> Message:
+def _message(body: MessageBody, where: str, album: Album | None) -> Message:
     role = body.role
     if role == "function":
         raise unsupported(f"{where}.role", "the role function was replaced by tool; send role: tool")
@@ -81,7 +83,7 @@ def _message(body: MessageBody, where: str, vision: bool | None) -> Message:
     if role == "assistant":
         return Message(
             role="assistant",
-            content=_content(body.content, where, role, vision),
+            content=_content(body.content, where, role, album),
             name=body.name,
             tool_calls=tuple(
                 ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments or "")
@@ -98,21 +100,21 @@ def _message(body: MessageBody, where: str, vision: bool | None) -> Message:
     return Message(
         # Models know "system" only; OpenAI's newer name means the same.
         role="system" if role == "developer" else role,
-        content=_content(body.content, where, role, vision),
+        content=_content(body.content, where, role, album),
         name=body.name,
         tool_call_id=body.tool_call_id if role == "tool" else None,
     )
 
 
 def _content(
-    content: str | list[_Part] | None, where: str, role: str, vision: bool | None
+    content: str | list[_Part] | None, where: str, role: str, album: Album | None
 ) -> str | tuple[Part, ...] | None:
     if not isinstance(content, list):
         return content
-    return tuple(_part(part, f"{where}.content[{at}]", role, vision) for at, part in enumerate(content))
+    return tuple(_part(part, f"{where}.content[{at}]", role, album) for at, part in enumerate(content))
 
 
-def _part(part: _Part, where: str, role: str, vision: bool | None) -> Part:
+def _part(part: _Part, where: str, role: str, album: Album | None) -> Part:
     match part:
         case _Text(text=text):
             return TextPart(text=text)
@@ -121,20 +123,16 @@ def _part(part: _Part, where: str, role: str, vision: bool | None) -> Part:
         case _Refusal():
             raise invalid(f"{where}.type", f"only an assistant refuses, this is a {role} message")
         case _Image(image_url=image):
-            return _image(image.url, where, role, vision)
+            return _image(image.url, where, role, album)
         case _Audio():
             raise unsupported(f"{where}.type", "input_audio: messages hold text and images")
         case _File():
             raise unsupported(f"{where}.type", "file: messages hold text and images")
 
 
-def _image(url: str, where: str, role: str, vision: bool | None) -> ImagePart:
+def _image(url: str, where: str, role: str, album: Album | None) -> ImagePart:
     if role != "user":
         raise invalid(f"{where}.type", f"images go into user messages, this is a {role} message")
-    if vision is False:
+    if album is None:
         raise unsupported(f"{where}.image_url", "this model does not see images")
-    if url[:8].lower().startswith(("http://", "https://")):
-        raise unsupported(f"{where}.image_url.url", "images are not fetched; send a data: URL")
-    if not _DATA_URL.match(url):
-        raise invalid(f"{where}.image_url.url", "expected data:image/…;base64,…")
-    return ImagePart(url=url)
+    return album.part(url, f"{where}.image_url.url")

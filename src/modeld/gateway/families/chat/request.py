@@ -9,8 +9,10 @@ from msgspec import Meta
 
 from modeld.gateway.decoding import check_free, decode, invalid, missing, unsupported
 from modeld.gateway.families.chat.messages import MessageBody, to_messages
+from modeld.gateway.families.chat.pictures import Album
 from modeld.gateway.families.chat.tools import ToolBody, ToolChoiceBody, to_tools
 from modeld.gateway.sampling import Count, SamplingFields, engine_options, sampling
+from modeld.gateway.settings import MediaSettings
 from modeld.protocol.tasks import ChatTask, TextFormat
 
 
@@ -55,6 +57,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     web_search_options: Any = None
 
 
+_DEFAULT_MEDIA = MediaSettings()
 _DECODER = msgspec.json.Decoder(ChatRequest)
 
 
@@ -63,11 +66,11 @@ def read(raw: bytes | bytearray) -> ChatRequest:
     return decode(_DECODER, raw)
 
 
-def to_task(request: ChatRequest, *, vision: bool | None) -> ChatTask:
+def to_task(request: ChatRequest, *, vision: bool | None, media: MediaSettings = _DEFAULT_MEDIA) -> ChatTask:
     """Return the task a request asks for. Raises BadRequest with `param`.
 
     `vision` says whether the model sees pictures; None when that is not known before it is loaded, in which
-    case its worker decides.
+    case its worker decides. Pictures named by http URLs stand in it as such: `pictures.fetched` fetches them.
     """
     _refuse_unsupported(request)
     if request.top_logprobs is not None and not request.logprobs:
@@ -77,7 +80,7 @@ def to_task(request: ChatRequest, *, vision: bool | None) -> ChatTask:
         check_free(request.chat_template_kwargs, "chat_template_kwargs")
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     return ChatTask(
-        messages=to_messages(request.messages, vision=vision),
+        messages=to_messages(request.messages, album=None if vision is False else Album(media)),
         sampling=sampling(request, limit),
         n=request.n or 1,
         tools=tools,
