@@ -193,13 +193,18 @@ class TranscribeTask(_Task, tag="transcribe", frozen=True, omit_defaults=True, k
     words: bool = False
 
 
+ImageFormat = Literal["png", "jpeg", "webp"]
+"""How a picture is coded."""
+
+
 class ImageTask(_Task, tag="image", frozen=True, omit_defaults=True, kw_only=True):
     """Draw pictures; sizes in pixels.
 
     `image` (a picture file) makes it a variation or, with `mask` (transparent or white where to draw), an
     edit; `strength` 0..1 is how far it may go from the picture. None leaves a value to the model's options.
-    `previews`: so many unfinished pictures on the way. Answer: Steps, Pictures (previews first, then
-    one final one for each of `n`), then Usage.
+    `previews`: so many unfinished pictures on the way. `format` is that of all pictures, `quality` 0..100
+    what jpeg and webp keep (100: all but a little). Answer: Steps, Pictures (previews first, then one final
+    one for each of `n`), then Usage.
     """
 
     prompt: str = ""
@@ -214,6 +219,8 @@ class ImageTask(_Task, tag="image", frozen=True, omit_defaults=True, kw_only=Tru
     mask: bytes | None = None
     strength: float | None = None
     previews: int = 0
+    format: ImageFormat = "png"
+    quality: int = 100
 
 
 Task: TypeAlias = (
@@ -369,7 +376,10 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True, tag="i"):
-    """Picture `index` as a PNG file. `preview` None: it is finished; else its number among the previews."""
+    """Picture `index` as a file of the task's format.
+
+    `preview` None: it is finished; else its number among the previews.
+    """
 
     index: int
     data: bytes

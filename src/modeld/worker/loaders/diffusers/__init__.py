@@ -2,8 +2,8 @@
 
 A model is a pipeline folder (`model_index.json` and a folder for each part). Its parts are loaded once and
 shared by three pipelines: text to image, image to image, and inpainting where the family has it
-(`pipeline`). Pictures that callers send are decoded here, behind limits (`media`). One thread draws, one
-call at a time, and a cancelled call stops at its next denoising step (`model`).
+(`pipeline`). Pictures that callers send are decoded behind limits (`worker.media.pictures`). One thread
+draws, one call at a time, and a cancelled call stops at its next denoising step (`model`).
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from modeld.errors import BadRequest, EngineError
-from modeld.protocol.tasks import ImageTask, Picture, Step
-from modeld.worker.loaders.diffusers import media
+from modeld.protocol.messages import MediaLimits
+from modeld.protocol.tasks import ImageFormat, ImageTask, Picture, Step
 from modeld.worker.loaders.diffusers.pipeline import Pipelines, takes
+from modeld.worker.media import pictures
+from modeld.worker.media.pictures import Size, by
 
 SEEDS = 2**63
 """Seeds are below this; the picture after the last one's begins again at 0."""
@@ -31,13 +33,19 @@ class Job:
     size: tuple[int, int] | None
     picture: Any | None = None
     area: Any | None = None
+    format: ImageFormat = "png"
+    quality: int = 100
+
+    def coded(self, picture: Any) -> bytes:
+        """Return what was drawn as a file, with all that an edit was not to touch as it was."""
+        return pictures.encode(pictures.kept(picture, self.picture, self.area), self.format, self.quality)
 
 
-def prepare(pipelines: Pipelines, task: ImageTask, options: Mapping[str, Any]) -> Job:
+def prepare(pipelines: Pipelines, task: ImageTask, options: Mapping[str, Any], limits: MediaLimits) -> Job:
     """Check a task, decode its pictures and choose the pipeline. Raises BadRequest."""
-    size = _size(pipelines, task)
-    picture = None if task.image is None else media.decode(task.image, "image")
-    mask = None if task.mask is None else media.decode(task.mask, "mask")
+    size = _size(pipelines, task, limits)
+    picture = None if task.image is None else pictures.decode(task.image, "image", limits)
+    mask = None if task.mask is None else pictures.decode(task.mask, "mask", limits)
     area = None
     if picture is None:
         if mask is not None or task.strength is not None:
@@ -45,10 +53,10 @@ def prepare(pipelines: Pipelines, task: ImageTask, options: Mapping[str, Any]) -
         pipe = pipelines.text
     else:
         if mask is not None and mask.size != picture.size:
-            raise _cannot("mask", f"it is {_by(mask.size)} pixels, its picture {_by(picture.size)}")
-        if mask is None and task.prompt and media.has_holes(picture):
+            raise _cannot("mask", f"it is {by(mask.size)} pixels, its picture {by(picture.size)}")
+        if mask is None and task.prompt and pictures.has_holes(picture):
             mask = picture
-        area = None if mask is None else media.drawing_area(mask)
+        area = None if mask is None else pictures.drawing_area(mask)
         pipe = pipelines.image if area is None else pipelines.inpaint
         if pipe is None:
             raise _cannot("image" if area is None else "mask", "this model cannot work on a given picture")
@@ -67,8 +75,9 @@ def prepare(pipelines: Pipelines, task: ImageTask, options: Mapping[str, Any]) -
     if picture is None:
         if size is not None:
             arguments |= {"width": size[0], "height": size[1]}
-        return Job(pipe, arguments, task.n, task.previews, size)
-    return _upon(pipelines, Job(pipe, arguments, task.n, task.previews, size, picture, area), task, steps)
+        return Job(pipe, arguments, task.n, task.previews, size, None, None, task.format, task.quality)
+    job = Job(pipe, arguments, task.n, task.previews, size, picture, area, task.format, task.quality)
+    return _upon(pipelines, job, task, steps)
 
 
 def _upon(pipelines: Pipelines, job: Job, task: ImageTask, steps: int) -> Job:
@@ -89,21 +98,14 @@ def _upon(pipelines: Pipelines, job: Job, task: ImageTask, steps: int) -> Job:
         arguments["mask_image"] = area
     if takes(job.pipe, "width"):
         arguments |= {"width": width, "height": height}
-    return Job(job.pipe, arguments, job.n, job.previews, (width, height), picture, area)
+    return replace(job, arguments=arguments, size=(width, height), picture=picture, area=area)
 
 
-def _size(pipelines: Pipelines, task: ImageTask) -> tuple[int, int] | None:
+def _size(pipelines: Pipelines, task: ImageTask, limits: MediaLimits) -> Size | None:
     if task.width is None or task.height is None:
         return None
-    size, factor = (task.width, task.height), pipelines.factor
-    if any(side % factor or not 0 < side <= media.MAX_SIDE for side in size):
-        words = f"this model draws sides that are multiples of {factor}, up to {media.MAX_SIDE}"
-        raise BadRequest(f"{_by(size)} is not possible: {words}", code="invalid_value", param="size")
-    return size
-
-
-def _by(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]}"
+    pictures.check_drawn((task.width, task.height), pipelines.factor, limits, task.format)
+    return task.width, task.height
 
 
 def _cannot(param: str, why: str) -> BadRequest:
@@ -193,20 +195,11 @@ def _one(pipelines: Pipelines, job: Job, seed: int, watch: _Watch) -> bytes:
     picture = output.images[0]
     if job.size is not None and picture.size != job.size:
         raise BadRequest(
-            f"this model cannot draw {_by(job.size)}: it gave {_by(picture.size)}; ask for that instead",
+            f"this model cannot draw {by(job.size)}: it gave {by(picture.size)}; ask for that instead",
             code="invalid_value",
             param="size",
         )
-    return media.encode(_kept(picture, job))
-
-
-def _kept(picture: Any, job: Job) -> Any:
-    """Put back what an edit was not to touch: pipelines only nearly keep it."""
-    if job.area is None or job.picture is None:
-        return picture
-    from PIL import Image
-
-    return Image.composite(picture.convert("RGB"), job.picture.convert("RGB"), job.area)
+    return job.coded(picture)
 
 
 def _preview(pipe: Any, latents: Any, job: Job) -> bytes | None:
@@ -221,7 +214,7 @@ def _preview(pipe: Any, latents: Any, job: Job) -> bytes | None:
             scaled = latents[:1].to(vae.dtype) / vae.config.scaling_factor
             scaled = scaled + (getattr(vae.config, "shift_factor", None) or 0.0)
             image = vae.decode(scaled, return_dict=False)[0]
-        return media.encode(_kept(pipe.image_processor.postprocess(image, output_type="pil")[0], job))
+        return job.coded(pipe.image_processor.postprocess(image, output_type="pil")[0])
     except Exception as error:  # a preview is not worth the picture
         print(f"no preview: {type(error).__name__}: {error}", flush=True)
         return None

@@ -35,7 +35,7 @@ class DiffusersModel:
     ) -> None:
         self.facts = facts
         self._pipelines: Pipelines | None = pipelines
-        self._options = spec.options
+        self._options, self._limits = spec.options, spec.limits
         self._thread = thread
         self._turn = asyncio.Lock()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -53,7 +53,7 @@ class DiffusersModel:
             pipelines = self._pipelines
             if pipelines is None:
                 raise EngineError("the model is being unloaded")
-            job = await self._in_thread(lambda: drawing.prepare(pipelines, task, self._options))
+            job = await self._in_thread(lambda: drawing.prepare(pipelines, task, self._options, self._limits))
             taken = await self._draw(pipelines, job, task, emit)
         await emit(Usage(drawing.count_tokens(pipelines, task), taken))
 
