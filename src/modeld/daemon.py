@@ -30,6 +30,7 @@ from modeld.config import paths
 from modeld.config.diff import Wanted
 from modeld.config.schema import Config
 from modeld.control import Control, media_limits, restored, specs_of, starting_models
+from modeld.engines.place import Place
 from modeld.errors import ConfigError, ModeldError, StartupError
 from modeld.gateway.app import GatewayRunner, build_app
 from modeld.gateway.settings import GatewaySettings, MediaSettings
@@ -104,7 +105,7 @@ async def run(
         database = await stack.enter_async_context(Database.open(state / "modeld.sqlite3", clock))
         effective = EffectiveConfig(database)
         wanted = await _starting(config, base, effective, resume=resume)
-        capabilities = Capabilities(clock=clock, override=override_from(env))
+        capabilities = Capabilities(clock=clock, override=override_from(env), managed=Place(state).python)
         metrics = Metrics()
         pool = _pool(
             config,

@@ -66,11 +66,11 @@ class Engines:
     def __init__(self) -> None:
         self.absent: dict[str, Capability] = {}
 
-    async def missing(
+    async def find(
         self, loader: str, *, binary: str | None = None, python: str | None = None
-    ) -> Capability | None:
-        """Return what the test has set."""
-        return self.absent.get(loader)
+    ) -> Capability:
+        """Return what the test has set, under the interpreter that the model names."""
+        return self.absent.get(loader) or Capability(True, "there", python=python or "")
 
 
 class Recorder:

@@ -14,7 +14,7 @@ from modeld.config.model import OPTION_BLOCKS, Model
 from modeld.config.schema import Config, Engines
 
 RESTART = frozenset(
-    {"model", "loader", "usecase", "num_gpus", "chat_template_kwargs", *OPTION_BLOCKS.values()}
+    {"model", "loader", "usecase", "num_gpus", "python", "chat_template_kwargs", *OPTION_BLOCKS.values()}
 )
 """Keys of a model that its worker was started with: another value needs another worker."""
 
@@ -182,7 +182,8 @@ def _changed(old: Wanted, new: Wanted) -> tuple[str, ...]:
     loader = new.model.loader
     if loader == old.model.loader and loader in _ENGINE_KEYS:
         block = OPTION_BLOCKS.get(loader, "")
-        own, others = before.get(block) or {}, after.get(block) or {}
+        own = {"python": before["python"], **(before.get(block) or {})}
+        others = {"python": after["python"], **(after.get(block) or {})}
         changed += (
             f"engines.{loader}.{key}"
             for key in _ENGINE_KEYS[loader]

@@ -23,6 +23,7 @@ from modeld.config.values import (
     FreeForm,
     Number,
     PlainText,
+    Program,
     Section,
     Size,
     Whole,
@@ -72,6 +73,10 @@ class Model(Section):
     usecase: Usecase = Field(description="What the model is for; the image loaders may leave it out.")
     loader: LoaderName = Field(description="Engine that runs it.")
     aliases: tuple[Name, ...] = Field(default=(), description="More names that callers may ask for.")
+    python: Program | None = Field(
+        default=None,
+        description="Python interpreter for its workers, in the place of the loader's under `engines`.",
+    )
     load: Annotated[Literal["eager", "on_demand"], Word] = Field(
         default="eager", description="Loaded when the daemon starts, or when the first request comes."
     )

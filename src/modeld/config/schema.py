@@ -64,7 +64,8 @@ class Log(Section):
 
 _PYTHON = (
     "Python interpreter for this loader's workers: a path, or a name on PATH. "
-    "It needs the engine and msgspec; unset is the daemon's own."
+    "It needs the engine and msgspec. Unset is the daemon's own, or the environment that "
+    "`modeld engines install` has made."
 )
 
 
@@ -95,6 +96,11 @@ class Engines(Section):
     stable_diffusion_cpp: Engine = Field(default=Engine(), description="stable-diffusion.cpp.")
     whispercpp: Engine = Field(default=Engine(), description="whisper.cpp.")
     sherpa_onnx: Engine = Field(default=Engine(), description="sherpa-onnx.")
+
+    def python_of(self, loader: str) -> Path | None:
+        """Return the interpreter that is named for a loader's workers."""
+        engine: Engine | None = getattr(self, loader, None)
+        return None if engine is None else engine.python
 
 
 class Memory(Section):
@@ -296,15 +302,15 @@ class Config(Section):
     def options_for(self, model: Model) -> dict[str, Any]:
         """Return `model.options()` with what `engines` says filled in where the model says nothing.
 
-        `python` is among them only when the loader has an interpreter of its own.
+        `python` is among them only when an interpreter is named for the model or for its loader.
         """
         options = model.options()
         if model.loader == "llama_server" and options["binary"] is None:
             binary: Path | None = self.engines.llama_server.binary
             options["binary"] = None if binary is None else str(binary)
-        engine: Engine | None = getattr(self.engines, model.loader, None)
-        if engine is not None and engine.python is not None:
-            options["python"] = str(engine.python)
+        python = model.python or self.engines.python_of(model.loader)
+        if python is not None:
+            options["python"] = str(python)
         return options
 
 

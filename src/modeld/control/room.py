@@ -43,8 +43,14 @@ _log = logging.getLogger("modeld.control")
 class Loaders(Protocol):
     """Which engines this machine has."""
 
-    async def all(self, *, fresh: bool = False) -> dict[str, Capability]:
-        """Return what was found for each loader."""
+    async def all(
+        self, *, fresh: bool = False, binary: str | None = None, pythons: Mapping[str, str] | None = None
+    ) -> dict[str, Capability]:
+        """Return what was found for each loader, with the llama-server and interpreters that are named."""
+        ...
+
+    async def find(self, loader: str, *, binary: str | None = None, python: str | None = None) -> Capability:
+        """Return what was found for one model's loader, which may name its own."""
         ...
 
 
@@ -131,7 +137,23 @@ class Control:
             )
             for device in machine.devices
         )
-        return DevicesReply(reports, machine.message, await self._loaders.all(fresh=True))
+        return DevicesReply(reports, machine.message, await self._engines())
+
+    async def _engines(self) -> dict[str, Capability]:
+        """Look for every loader's engine where the configuration says it is, and where a model says it."""
+        settings = self._config.engines
+        binary = settings.llama_server.binary
+        named = {loader: str(engine.python) for loader, engine in settings if engine.python is not None}
+        found = await self._loaders.all(
+            fresh=True, binary=None if binary is None else str(binary), pythons=named
+        )
+        for each in self._wanted:
+            python = each.options.get("python")
+            if python is not None and python != named.get(each.model.loader):
+                found[f"{each.model.loader} of {each.key}"] = await self._loaders.find(
+                    each.model.loader, binary=each.options.get("binary"), python=python
+                )
+        return found
 
     async def estimate(self, name: str) -> EstimateReply:
         """Return a model's footprint, line by line. Raises NotFound, LoadFailed (no file to look at)."""

@@ -9,9 +9,11 @@ class Capability(msgspec.Struct, frozen=True):
     """Whether a loader's engine is really there.
 
     `detail`: what was found (package and version, path of a binary), or what is missing. `fix`: the command
-    that would help, e.g. "pip install 'modeld[gguf]'"; "" when nothing is missing.
+    that would help, e.g. "modeld engines install whispercpp"; "" when nothing is missing. `python`: the
+    interpreter that was asked, "" for the daemon's own; the supervisor fills it in.
     """
 
     available: bool
     detail: str
     fix: str = ""
+    python: str = ""

@@ -1,4 +1,9 @@
-"""Which loaders can work on this machine, as the worker program finds it out; no engine is imported."""
+"""Which loaders can work on this machine, as the worker program finds it out; no engine is imported.
+
+An engine is looked for under the interpreter that the configuration names; without one in the daemon's own
+environment, and then in the one that `modeld engines install` has made. So a model needs no word of
+configuration to use either, and an engine that is installed while the daemon runs is found at the next look.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, get_args
 
 import msgspec
@@ -59,6 +64,8 @@ class Capabilities:
     """Asks the worker program, one run at a time, and remembers.
 
     `override` is believed without a run (see `override_from`). `command` is the program, for tests.
+    `managed` gives the interpreter of the environment that modeld has made for a loader, None without one;
+    it is asked at each question.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Capabilities:
         clock: Clock,
         override: Mapping[str, bool] | None = None,
         command: Sequence[str] | None = None,
+        managed: Callable[[str], str | None] = lambda loader: None,
     ) -> None:
         self._clock = clock
         self._override = {
@@ -74,43 +82,72 @@ class Capabilities:
             for name, there in (override or {}).items()
         }
         self._command = tuple(command or (sys.executable, "-m", "modeld.worker", "--capabilities"))
+        self._managed = managed
         self._lock = asyncio.Lock()
         self._answers: dict[_Where, _Answer] = {}
         self._runs = 0
         self._forgotten = 0
 
-    async def all(self, *, fresh: bool = False, binary: str | None = None) -> dict[str, Capability]:
+    async def all(
+        self,
+        *,
+        fresh: bool = False,
+        binary: str | None = None,
+        pythons: Mapping[str, str] | None = None,
+    ) -> dict[str, Capability]:
         """Return what is there for every loader the configuration knows.
 
-        `fresh` looks again, whatever is remembered. `binary` is the llama-server of one model, if it has its
-        own. Without an answer every loader counts as available, since the load itself will tell.
+        `fresh` looks again, whatever is remembered. `binary` is the llama-server that is configured, and
+        `pythons` the interpreters, by loader. Without an answer every loader counts as available, since the
+        load itself will tell.
         """
-        if set(LOADERS) <= {FAKE, *self._override}:
-            found = {}
-        else:
-            found = (await self._answer((binary, None), self._runs if fresh else None)).found
-        return {**found, FAKE: Capability(True, "needs no engine"), **self._override}
+        after = self._runs if fresh else None
+        found = {FAKE: Capability(True, "needs no engine"), **self._override}
+        for loader in LOADERS:
+            if loader not in found:
+                named = (pythons or {}).get(loader)
+                found[loader] = await self._found(loader, binary, named, after)
+        return found
 
-    async def missing(
-        self, loader: str, *, binary: str | None = None, python: str | None = None
-    ) -> Capability | None:
-        """Return what is wrong with a loader's engine, None when it is available.
+    async def find(self, loader: str, *, binary: str | None = None, python: str | None = None) -> Capability:
+        """Return what is there for a loader, and under which interpreter.
 
-        A missing one is looked for again at most every RECHECK_S seconds.
+        `binary` and `python` are the model's own llama-server and interpreter. A missing engine is looked for
+        again at most every RECHECK_S seconds.
         """
-        found = self._override.get(loader)
-        if found is None:
-            if loader == FAKE:
-                return None
-            known = self._known((binary, python))
-            if known is not None and not known.broken and loader in known.found:
-                # What is there is not asked for again because another loader is missing.
-                found = known.found[loader]
-            if found is None or not found.available:
-                answer = await self._answer((binary, python), None)
-                absent = Capability(False, f"this version of modeld has no loader {loader}")
-                found = answer.found.get(loader, absent)
-        return None if found.available else found
+        declared = self._override.get(loader)
+        if declared is None and loader == FAKE:
+            declared = Capability(True, "needs no engine")
+        if declared is not None:
+            return msgspec.structs.replace(declared, python=python or "")
+        return await self._found(loader, binary, python, None)
+
+    async def _found(
+        self, loader: str, binary: str | None, python: str | None, after: int | None
+    ) -> Capability:
+        """Ask the interpreter that is named, or the daemon's own and then the managed one."""
+        found = await self._ask(loader, (binary, python), after)
+        if python is not None or found.available:
+            return found
+        managed = self._managed(loader)
+        if managed is None:
+            return found
+        there = await self._ask(loader, (binary, managed), after)
+        if there.available:
+            return there
+        return msgspec.structs.replace(there, fix=f"modeld engines install {loader}")
+
+    async def _ask(self, loader: str, where: _Where, after: int | None) -> Capability:
+        found = None
+        known = self._known(where)
+        if after is None and known is not None and not known.broken:
+            # What is there is not asked for again because another loader is missing.
+            found = known.found.get(loader)
+        if found is None or not found.available:
+            answer = await self._answer(where, after)
+            absent = Capability(False, f"this version of modeld has no loader {loader}")
+            found = answer.found.get(loader, absent)
+        return msgspec.structs.replace(found, python=where[1] or "")
 
     def forget(self) -> None:
         """Forget what was found, so that the next question looks."""

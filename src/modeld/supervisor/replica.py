@@ -117,6 +117,7 @@ class Replica:
         self._intent = Intent(world.drain_s)
         self._recheck = asyncio.Event()
         self._worker: Worker | None = None
+        self._python = ""
         self._crashes: tuple[restart.Crash, ...] = ()
         self.status = ReplicaStatus(State.STOPPED, "start", "not loaded yet", world.clock.time())
 
@@ -300,10 +301,14 @@ class Replica:
     async def _until_engine_is_there(self) -> None:
         spec = self._owner.spec
         binary, python = spec.options.get("binary"), spec.options.get("python")
-        while missing := await self._world.engines.missing(spec.loader, binary=binary, python=python):
+        while True:
+            found = await self._world.engines.find(spec.loader, binary=binary, python=python)
+            self._python = found.python
+            if found.available:
+                break
             self._world.memory.sized(self.key)
-            fix = f"; this may help: {missing.fix}" if missing.fix else ""
-            words = f"the engine of the loader {spec.loader} is missing: {missing.detail}{fix}"
+            fix = f"; this may help: {found.fix}" if found.fix else ""
+            words = f"the engine of the loader {spec.loader} is missing: {found.detail}{fix}"
             if self.status.state is State.STARTING:
                 self._move(State.WAITING, "engine", words)
             else:
@@ -444,10 +449,9 @@ class Replica:
     def _environment(self, lease: Lease) -> dict[str, str] | None:
         """Return variables that show the worker the GPUs it was given, and no others; None to leave all.
 
-        One of them names the loader's own interpreter, if it has one.
+        One of them names the interpreter that has the engine, if it is not the daemon's own.
         """
-        python = self._owner.spec.options.get("python")
-        own = {} if python is None else {PYTHON: str(python)}
+        own = {PYTHON: self._python} if self._python else {}
         gpus = [device for device in self._world.memory.machine.devices if device.kind is Kind.GPU]
         if not gpus:
             return own or None

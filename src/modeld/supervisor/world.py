@@ -28,12 +28,10 @@ StartWorker: TypeAlias = Callable[[LogRing, Path, Path, Mapping[str, str] | None
 class Engines(Protocol):
     """Which loaders have their engine on this machine."""
 
-    async def missing(
-        self, loader: str, *, binary: str | None = None, python: str | None = None
-    ) -> Capability | None:
-        """Return what is missing for a loader, None when it can load.
+    async def find(self, loader: str, *, binary: str | None = None, python: str | None = None) -> Capability:
+        """Return whether a loader can load, and the interpreter that its workers are run by.
 
-        `binary` is the model's own program, `python` its loader's own interpreter.
+        `binary` is the model's own program, `python` the interpreter that the configuration names for it.
         """
         ...
 

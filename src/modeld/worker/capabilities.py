@@ -6,22 +6,22 @@ then loads is another question, which only a load answers.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from modeld.protocol.capabilities import Capability
-from modeld.worker import registry
+from modeld.worker import elsewhere, registry
 
 
 class Engine(NamedTuple):
-    """What a loader needs: modules, of which the first names the engine, and how they are installed.
+    """What a loader needs: modules, of which the first names the engine, and the packages that bring them.
 
-    `extra` is the extra of modeld that brings them; `packages` are for versions of modeld without it.
+    `extra` is the extra of modeld that brings the same into the daemon's own environment.
     """
 
     modules: tuple[str, ...]
@@ -32,13 +32,21 @@ class Engine(NamedTuple):
 
 ENGINES: dict[str, Engine] = {
     "vllm": Engine(("vllm",), "vllm", "vllm", "vllm"),
-    "diffusers": Engine(("diffusers", "torch"), "diffusers", "diffusers", "diffusers torch"),
+    "diffusers": Engine(
+        ("diffusers", "torch"),
+        "diffusers",
+        "diffusers",
+        "diffusers torch transformers safetensors pillow",
+    ),
     "llama_server": Engine(("xllamacpp",), "xllamacpp", "gguf", "xllamacpp"),
     "stable_diffusion_cpp": Engine(
-        ("stable_diffusion_cpp",), "stable-diffusion-cpp-python", "sdcpp", "stable-diffusion-cpp-python"
+        ("stable_diffusion_cpp",),
+        "stable-diffusion-cpp-python",
+        "sdcpp",
+        "stable-diffusion-cpp-python pillow numpy",
     ),
-    "whispercpp": Engine(("pywhispercpp",), "pywhispercpp", "stt", "pywhispercpp"),
-    "sherpa_onnx": Engine(("sherpa_onnx",), "sherpa-onnx", "tts", "sherpa-onnx"),
+    "whispercpp": Engine(("pywhispercpp",), "pywhispercpp", "stt", "pywhispercpp av numpy"),
+    "sherpa_onnx": Engine(("sherpa_onnx",), "sherpa-onnx", "tts", "sherpa-onnx av numpy"),
 }
 """By loader: every name that the configuration knows, except "fake", which needs none."""
 
@@ -94,18 +102,13 @@ def _is_there(module: str) -> bool:
 
 
 def install_line(engine: Engine) -> str:
-    """Return the pip command that brings an engine. An extra that this version lacks is never named."""
-    if engine.extra in _extras():
-        return f"pip install 'modeld[{engine.extra}]'"
-    return f"pip install {engine.packages}"
-
-
-@functools.cache
-def _extras() -> frozenset[str]:
-    try:
-        return frozenset(importlib.metadata.metadata("modeld").get_all("Provides-Extra") or ())
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
-        return frozenset()
+    """Return the command that brings an engine: into this interpreter's environment, if it is the engine's
+    own, else into one that modeld makes.
+    """
+    if elsewhere.active:
+        return f"{sys.executable} -m pip install {engine.packages}"
+    name = next(name for name, known in ENGINES.items() if known is engine)
+    return f"modeld engines install {name}"
 
 
 def line(options: Mapping[str, Any]) -> str:

@@ -50,9 +50,15 @@ def document(*models: Mapping[str, Any], **rest: Any) -> dict[str, Any]:
 class NoLoaders:
     """`control.Loaders`: nothing is asked of it."""
 
-    async def all(self, *, fresh: bool = False) -> dict[str, Capability]:
+    async def all(
+        self, *, fresh: bool = False, binary: str | None = None, pythons: Mapping[str, str] | None = None
+    ) -> dict[str, Capability]:
         """Return none."""
         return {}
+
+    async def find(self, loader: str, *, binary: str | None = None, python: str | None = None) -> Capability:
+        """Return that it is there."""
+        return Capability(True, "there", python=python or "")
 
 
 class Room:

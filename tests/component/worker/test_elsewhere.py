@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,27 +80,50 @@ async def test_a_missing_engine_is_told_by_that_interpreter(short_dir: Path) -> 
     """Whether an engine is there is a question to the interpreter that will run it."""
     python = str(interpreter(short_dir, MSGSPEC))
     engines = Capabilities(clock=SystemClock())
-    missing = await engines.missing("diffusers", python=python)
-    assert missing is not None
+    missing = await engines.find("diffusers", python=python)
+    assert not missing.available
     assert "not installed" in missing.detail
     (short_dir / "library" / "diffusers").mkdir()
     (short_dir / "library" / "torch").mkdir()
     engines.forget()
-    assert await engines.missing("diffusers", python=python) is None
+    assert (await engines.find("diffusers", python=python)).available
 
 
 async def test_an_unfit_interpreter_says_what_it_lacks(short_dir: Path) -> None:
     """Without msgspec it is a permanent refusal that names the command which helps."""
     python = interpreter(short_dir)
-    words = rf"lacks the package msgspec.* install it with: {sys.executable} -m pip install msgspec"
+    words = rf"lacks the package msgspec.* install it with: {sys.executable} -m pip install 'msgspec>=0\.23'"
     async with started(short_dir, python) as worker:
         with pytest.raises(LoadFailed, match=words) as caught:
             await worker.load(spec(short_dir), lambda stage, fraction: None)
     assert caught.value.permanent
-    missing = await Capabilities(clock=SystemClock()).missing("diffusers", python=str(python))
-    assert missing is not None
+    missing = await Capabilities(clock=SystemClock()).find("diffusers", python=str(python))
+    assert not missing.available
     assert "lacks the package msgspec" in missing.detail
     assert elsewhere.UNFIT == UNFIT
+
+
+async def test_an_old_msgspec_is_told_with_both_versions(short_dir: Path) -> None:
+    """A msgspec from before what a worker is written for is refused in words, not by a traceback later."""
+    python = interpreter(short_dir)
+    (short_dir / "library" / "msgspec.py").write_text("__version__ = '0.18.6'")
+    found = await Capabilities(clock=SystemClock()).find("diffusers", python=str(python))
+    assert not found.available
+    assert f"{sys.executable} has msgspec 0.18.6, and a worker needs 0.23 or later" in found.detail
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    oldest = ".".join(map(str, elsewhere.MSGSPEC))
+    assert any(wanted.startswith(f"msgspec>={oldest},") for wanted in project["dependencies"])
+
+
+def test_an_old_python_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Python from before 3.11 ends with the code for it and says which it is."""
+    monkeypatch.setattr(sys, "version_info", (3, 9))
+    with pytest.raises(SystemExit) as caught:
+        elsewhere._check()
+    assert caught.value.code == UNFIT
+    assert f"{sys.executable} is Python 3.9; a worker needs 3.11 or later" in capsys.readouterr().err
 
 
 async def test_an_interpreter_that_is_not_there_is_named(short_dir: Path) -> None:
@@ -110,8 +134,8 @@ async def test_an_interpreter_that_is_not_there_is_named(short_dir: Path) -> Non
             pass
     assert caught.value.permanent
     assert not os.path.exists(short_dir / "w1")
-    missing = await Capabilities(clock=SystemClock()).missing("vllm", python=str(python))
-    assert missing is not None
+    missing = await Capabilities(clock=SystemClock()).find("vllm", python=str(python))
+    assert not missing.available
     assert "cannot be started" in missing.detail
 
 

@@ -68,8 +68,8 @@ async def test_what_is_there_and_what_is_missing(tmp_path: Path) -> None:
     program = Program(tmp_path)
     program.answers(vllm=GONE)
     found = Capabilities(clock=FakeClock(), command=program.command)
-    assert await found.missing("llama_server") is None
-    assert await found.missing("vllm") == GONE
+    assert (await found.find("llama_server")).available
+    assert await found.find("vllm") == GONE
     everything = await found.all()
     assert set(everything) == set(LOADERS)
     assert everything["vllm"] == GONE
@@ -80,7 +80,7 @@ async def test_the_fake_needs_no_run(tmp_path: Path) -> None:
     """The fake is always there, and asking for it starts nothing."""
     program = Program(tmp_path)
     found = Capabilities(clock=FakeClock(), command=program.command)
-    assert await found.missing("fake") is None
+    assert (await found.find("fake")).available
     assert program.runs == []
     assert (await found.all())["fake"].available
 
@@ -92,15 +92,15 @@ async def test_a_missing_one_is_looked_for_again(tmp_path: Path) -> None:
     program.answers(vllm=GONE)
     found = Capabilities(clock=clock, command=program.command)
     for _ in range(3):
-        assert await found.missing("vllm") == GONE
+        assert await found.find("vllm") == GONE
     program.answers()
     clock.advance(RECHECK_S - 1)
-    assert await found.missing("vllm") == GONE
+    assert await found.find("vllm") == GONE
     assert len(program.runs) == 1
     clock.advance(1)
-    assert await found.missing("vllm") is None
+    assert (await found.find("vllm")).available
     clock.advance(10 * RECHECK_S)
-    assert await found.missing("vllm") is None
+    assert (await found.find("vllm")).available
     assert await found.all()
     assert len(program.runs) == 2
 
@@ -114,13 +114,13 @@ async def test_an_available_one_stays_until_it_is_forgotten(tmp_path: Path) -> N
     await found.all()
     program.answers(llama_server=GONE, vllm=GONE)
     clock.advance(RECHECK_S)
-    assert await found.missing("llama_server") is None
+    assert (await found.find("llama_server")).available
     assert len(program.runs) == 1
-    assert await found.missing("vllm") == GONE
+    assert await found.find("vllm") == GONE
     assert len(program.runs) == 2
-    assert await found.missing("llama_server") is None
+    assert (await found.find("llama_server")).available
     found.forget()
-    assert await found.missing("llama_server") == GONE
+    assert await found.find("llama_server") == GONE
     assert len(program.runs) == 3
     program.answers()
     assert (await found.all(fresh=True))["llama_server"] == THERE
@@ -136,7 +136,7 @@ async def test_many_questions_are_one_run(tmp_path: Path) -> None:
     program.answers(vllm=GONE)
     found = Capabilities(clock=FakeClock(), command=program.command)
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(found.missing("vllm")) for _ in range(20)]
+        asked = [group.create_task(found.find("vllm")) for _ in range(20)]
         await program.started()
         program.go.touch()
     assert {task.result() for task in asked} == {GONE}
@@ -167,7 +167,7 @@ async def test_what_is_forgotten_under_way_is_not_believed(tmp_path: Path) -> No
         await program.started()
         found.forget()
         program.go.touch()
-    assert await found.missing("vllm") is None
+    assert (await found.find("vllm")).available
     assert len(program.runs) == 2
 
 
@@ -175,10 +175,10 @@ async def test_a_models_own_binary_is_asked_for_by_itself(tmp_path: Path) -> Non
     """A model with its own llama-server has it looked at; answers for different binaries do not mix."""
     program = Program(tmp_path)
     found = Capabilities(clock=FakeClock(), command=program.command)
-    assert await found.missing("llama_server") is None
+    assert (await found.find("llama_server")).available
     program.answers(llama_server=GONE)
-    assert await found.missing("llama_server", binary="/opt/llama-server") == GONE
-    assert await found.missing("llama_server") is None
+    assert await found.find("llama_server", binary="/opt/llama-server") == GONE
+    assert (await found.find("llama_server")).available
     assert [run[1:] for run in program.runs] == [[], ["--binary", "/opt/llama-server"]]
 
 
@@ -192,10 +192,10 @@ async def test_an_override_is_believed_without_a_run(tmp_path: Path) -> None:
     found = Capabilities(
         clock=FakeClock(), override={"vllm": False, "diffusers": True}, command=program.command
     )
-    missing = await found.missing("vllm")
-    assert missing is not None
+    missing = await found.find("vllm")
+    assert not missing.available
     assert "MODELD_CAPABILITIES" in missing.detail
-    assert await found.missing("diffusers") is None
+    assert (await found.find("diffusers")).available
     assert program.runs == []
     everything = await found.all()
     assert (everything["vllm"].available, everything["diffusers"].available) == (False, True)
@@ -264,17 +264,17 @@ async def test_a_broken_check_stops_no_model(tmp_path: Path, code: str, words: s
     everything = await found.all()
     assert all(entry.available for entry in everything.values())
     assert words in everything["vllm"].detail
-    assert await found.missing("vllm") is None
+    assert (await found.find("vllm")).available
     assert len(program.runs) == 1
     clock.advance(RECHECK_S)
-    assert await found.missing("vllm") is None
+    assert (await found.find("vllm")).available
     assert len(program.runs) == 2
 
 
 async def test_a_check_that_cannot_be_started(tmp_path: Path) -> None:
     """A program that is not there is a broken check."""
     found = Capabilities(clock=FakeClock(), command=[str(tmp_path / "none")])
-    assert await found.missing("vllm") is None
+    assert (await found.find("vllm")).available
     assert "cannot be started: No such file" in (await found.all())["vllm"].detail
 
 
@@ -301,7 +301,7 @@ async def test_nothing_is_left_when_the_question_is_cancelled(tmp_path: Path) ->
     """Whoever asks may leave: the program and its children are ended, and the next question is answered."""
     program = Program(tmp_path, FAMILY)
     found = Capabilities(clock=FakeClock(), command=program.command)
-    asking = asyncio.ensure_future(found.missing("vllm"))
+    asking = asyncio.ensure_future(found.find("vllm"))
     await program.started(2)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -315,10 +315,10 @@ async def test_a_cancelled_question_hands_over_to_the_next(tmp_path: Path) -> No
     program = Program(tmp_path, WAIT)
     program.answers(vllm=GONE)
     found = Capabilities(clock=FakeClock(), command=program.command)
-    first = asyncio.ensure_future(found.missing("vllm"))
+    first = asyncio.ensure_future(found.find("vllm"))
     await program.started()
     async with asyncio.TaskGroup() as group:
-        second = group.create_task(found.missing("vllm"))
+        second = group.create_task(found.find("vllm"))
         await asyncio.sleep(0)
         first.cancel()
         await program.started(2)

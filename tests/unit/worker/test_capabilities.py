@@ -17,7 +17,7 @@ import pytest
 
 from modeld.config.model import LoaderName
 from modeld.protocol.capabilities import Capability
-from modeld.worker import capabilities, registry
+from modeld.worker import capabilities, elsewhere, registry
 from modeld.worker.capabilities import ENGINES, capability, install_line, installed, report
 from modeld.worker.loaders.llama_server import presence
 
@@ -81,7 +81,7 @@ def test_the_configured_binary_is_the_one_that_is_looked_at(tmp_path: Path) -> N
     """`--binary` names llama-server in the place of what is on PATH."""
     binary = _program(tmp_path, "echo 'version: 9999 (abc)'", "my-server")
     found = json.loads(_run("--capabilities", "--binary", str(binary)).stdout)["llama_server"]
-    assert found == {"available": True, "detail": f"{binary}, version: 9999 (abc)", "fix": ""}
+    assert found == {"available": True, "detail": f"{binary}, version: 9999 (abc)", "fix": "", "python": ""}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--fd", "3"], ["--parent", "1"]])
@@ -127,7 +127,7 @@ def test_each_missing_module_is_named(packages: dict[str, str]) -> None:
     found = installed(ENGINES["diffusers"])
     assert not found.available
     assert "package torch is not" in found.detail
-    assert found.fix.startswith("pip install ")
+    assert found.fix == "modeld engines install diffusers"
 
 
 @pytest.mark.parametrize("error", [ImportError, ValueError])
@@ -141,31 +141,17 @@ def test_a_broken_module_is_not_there(monkeypatch: pytest.MonkeyPatch, error: ty
     assert not installed(ENGINES["vllm"]).available
 
 
-def test_no_extra_is_named_that_does_not_exist() -> None:
-    """The fix names an extra only when pyproject.toml has it, and the plain packages otherwise."""
+def test_the_command_that_brings_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the daemon's own environment it is modeld's, for every engine; under an interpreter of the engine's
+    own it is that one's pip, since modeld would install into another environment.
+    """
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    for name, engine in ENGINES.items():
+        assert install_line(engine) == f"modeld engines install {name}"
+        assert engine.extra in extras
+    monkeypatch.setattr(elsewhere, "active", True)
     for engine in ENGINES.values():
-        fix = install_line(engine)
-        if "modeld[" in fix:
-            assert fix == f"pip install 'modeld[{engine.extra}]'"
-            assert engine.extra in extras
-        else:
-            assert fix == f"pip install {engine.packages}"
-    assert install_line(LLAMA) == "pip install 'modeld[gguf]'"
-
-
-def test_an_unpackaged_modeld_names_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run from a checkout there are no extras to name, and the plain package is."""
-
-    def missing(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "metadata", missing)
-    capabilities._extras.cache_clear()
-    try:
-        assert install_line(LLAMA) == "pip install xllamacpp"
-    finally:
-        capabilities._extras.cache_clear()
+        assert install_line(engine) == f"{sys.executable} -m pip install {engine.packages}"
 
 
 # --- loaders ------------------------------------------------------------------------------------------------
@@ -193,7 +179,7 @@ def test_a_loader_without_a_check_of_its_own_goes_by_the_table(
 ) -> None:
     """The table answers for a loader module that says nothing about its engine."""
     _loader(monkeypatch, SimpleNamespace())
-    assert capability("vllm", {}).fix.startswith("pip install ")
+    assert capability("vllm", {}).fix == "modeld engines install vllm"
     packages["vllm"] = "1"
     assert capability("vllm", {}) == Capability(True, "vllm 1")
 
@@ -316,7 +302,7 @@ def test_the_ways_to_get_an_engine(
     assert presence.look({}) == Capability(
         False,
         "there is no llama-server on PATH, and the Python package xllamacpp is not installed",
-        "pip install 'modeld[gguf]'" + words,
+        "modeld engines install llama_server" + words,
     )
 
 
