@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("modeld.cli.serve:serve", "Run the daemon."),
     "check": ("modeld.cli.check:check", "Read a configuration file and say what is wrong with it."),
     "doctor": ("modeld.cli.doctor:doctor", "Look whether this machine has what modeld needs."),
+    "engines": ("modeld.cli.engines:engines", "Look at the engines, and install them."),
     "ctl": ("modeld.cli.ctl:ctl", "Look at and steer a running daemon."),
     "version": ("modeld.cli.main:version", "Print the version."),
 }

@@ -97,6 +97,10 @@ class Engines(Section):
     whispercpp: Engine = Field(default=Engine(), description="whisper.cpp.")
     sherpa_onnx: Engine = Field(default=Engine(), description="sherpa-onnx.")
 
+    def named(self) -> dict[str, str]:
+        """Return the interpreters that are named here, by loader."""
+        return {loader: str(engine.python) for loader, engine in self if engine.python is not None}
+
     def python_of(self, loader: str) -> Path | None:
         """Return the interpreter that is named for a loader's workers."""
         engine: Engine | None = getattr(self, loader, None)

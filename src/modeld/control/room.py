@@ -143,7 +143,7 @@ class Control:
         """Look for every loader's engine where the configuration says it is, and where a model says it."""
         settings = self._config.engines
         binary = settings.llama_server.binary
-        named = {loader: str(engine.python) for loader, engine in settings if engine.python is not None}
+        named = settings.named()
         found = await self._loaders.all(
             fresh=True, binary=None if binary is None else str(binary), pythons=named
         )

@@ -1,4 +1,4 @@
-"""Making an engine's environment: built aside, tried, and put into place in one moment."""
+"""Making an engine's environment: built aside, tried, and put into place in one moment; and removing it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from modeld.engines import pip
 from modeld.engines.check import check
 from modeld.engines.pins import Recipe, Step, Variant
 from modeld.engines.pip import Beat, Tell
-from modeld.engines.place import Installed, Place, remove_tree, size_of
-from modeld.errors import ModeldError
+from modeld.engines.place import SHORT_S, Installed, Place, in_use, remove_tree, size_of
+from modeld.errors import ModeldError, UsageError
 
 Check = Callable[[str, Recipe, Path, Mapping[str, str]], str]
 """`check.check`."""
@@ -118,3 +118,26 @@ def _carry_out(step: Step, python: Path, environment: Mapping[str, str], own_ind
 
 def _gigabytes(size: int) -> str:
     return f"{size / 1000**3:.1f} GB"
+
+
+def remove(place: Place, name: str, users: Callable[[], Sequence[str]], *, force: bool = False) -> list[Path]:
+    """Remove an engine's environment, and whatever else lies in its folder.
+
+    `users` names the running daemon's models that need it. Returns the folders that workers still use, which
+    stay until the next installation or removal. Raises UsageError for one that is not installed, and, without
+    `force`, for one in use.
+    """
+    home = place.home(name)
+    if home is None and not (place.root / name).is_dir():
+        raise UsageError(f"modeld has made no environment for {name}: there is nothing to remove")
+    with place.locked(name, "removed"):
+        if home is not None and not force:
+            if models := users():
+                raise UsageError(
+                    f"{name} is in use by {', '.join(models)}; `modeld ctl remove` them or unload them and "
+                    "name another engine, or give --force"
+                )
+            if in_use(home, SHORT_S):
+                raise UsageError(f"a worker runs in {home}; stop it, or give --force")
+        place.forget(name)
+        return place.clear(name)
