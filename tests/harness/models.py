@@ -21,11 +21,16 @@ CACHE = Path(__file__).parents[2] / ".nox" / "cache"
 
 
 def demo_model() -> Path:
-    """Return the demo model's file, fetched once."""
+    """Return the demo's chat model, fetched once."""
+    return resolved(DEMO_MODELS[0].ref)
+
+
+def resolved(ref: str) -> Path:
+    """Return what a reference stands for, fetched or built once for all runs."""
     resolver = Resolver(CACHE)
 
     def resolve() -> Path:
-        return asyncio.run(resolver.resolve(DEMO_MODELS[0].ref, lambda stage, fraction: None))
+        return asyncio.run(resolver.resolve(ref, lambda stage, fraction: None))
 
     with ThreadPoolExecutor(1) as own_thread:  # the caller's may have a running event loop
         return own_thread.submit(resolve).result()

