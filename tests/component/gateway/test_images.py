@@ -14,10 +14,13 @@ from aiohttp import FormData
 from openai import AsyncOpenAI
 
 from modeld.gateway.middleware import SERVER
-from modeld.protocol.messages import Facts
+from modeld.gateway.settings import MediaSettings
+from modeld.protocol.messages import Facts, MediaLimits
+from modeld.protocol.pictures import look
 from modeld.protocol.tasks import Event, ImageTask, Picture, Step, Task, Usage
 from tests.component.gateway.served import Serve, Served, post, split
 from tests.fakes.pool import Answer, FakePool, model
+from tests.harness.pictures import gif, jpeg_head, webp_head
 
 GENERATIONS, EDITS, VARIATIONS = (f"/v1/images/{name}" for name in ("generations", "edits", "variations"))
 PAINT = {"model": "paint", "prompt": "a cat"}
@@ -32,9 +35,10 @@ def drawn(_name: str, task: Task) -> list[Answer]:
     """Return the script of what a task asks for, in its size and count."""
     assert isinstance(task, ImageTask)
     size = (task.width or 64, task.height or 64)
+    head = {"png": png(*size), "jpeg": jpeg_head(*size), "webp": webp_head("VP8L", *size)}[task.format]
     events: list[Event] = [Step(0.5, "drawing"), Step(1.0, "drawing")]
-    events += [Picture(0, png(*size), None, number) for number in range(task.previews)]
-    events += [Picture(index, png(*size, b"%d" % index), (task.seed or 0) + index) for index in range(task.n)]
+    events += [Picture(0, head, None, number) for number in range(task.previews)]
+    events += [Picture(index, head + b"%d" % index, (task.seed or 0) + index) for index in range(task.n)]
     return [*([event] for event in events), [Usage(4, 20)], None]
 
 
@@ -94,6 +98,45 @@ async def test_a_link_leads_to_the_picture_for_its_owner_only(serve: Serve) -> N
                 assert response.status == status
     response, body = await gateway.ask("GET", "/v1/images/files/x", headers=mine)
     assert (response.status, body["error"]["code"]) == (404, "picture_not_found")
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
+async def test_each_format_is_what_its_content_type_says(serve: Serve, form: str) -> None:
+    """The answer names the format asked for, and so does the link's content type."""
+    gateway = await serve(_pool())
+    fields = {**PAINT, "output_format": form, "response_format": "url", "output_compression": 100}
+    _, body = await gateway.ask("POST", GENERATIONS, json=fields)
+    assert body["output_format"] == form
+    async with gateway.http.get(body["data"][0]["url"]) as response:
+        assert response.content_type == f"image/{form}"
+        assert look(await response.read()).format == form
+    _, body = await gateway.ask("POST", GENERATIONS, json={**PAINT, "output_format": form})
+    assert look(base64.b64decode(body["data"][0]["b64_json"])).format == form
+
+
+@pytest.mark.parametrize("path", [EDITS, VARIATIONS])
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "invalid_image"),
+        (b"<html><body>no</body></html>", "invalid_image"),
+        (b"\0" * 1000, "invalid_image"),
+        (gif(), "invalid_image"),
+        (png(20_000, 20_000), "image_too_large"),
+        (png(128, 64), "image_too_large"),
+    ],
+)
+async def test_a_picture_of_no_use_is_refused_before_any_work(
+    serve: Serve, path: str, data: bytes, code: str
+) -> None:
+    """The limits are the configured ones; the answer names picture and code, and no model is called."""
+    limits = MediaLimits(image_pixels=64 * 64)
+    gateway = await serve(_pool(), media=MediaSettings(limits=limits))
+    form = FormData({"model": "paint"} | ({"prompt": "x"} if path == EDITS else {}))
+    form.add_field("image", data, filename="a.png", content_type="image/png")
+    response, body = await gateway.ask("POST", path, data=form)
+    assert (response.status, body["error"]["code"], body["error"]["param"]) == (400, code, "image")
+    assert gateway.pool.calls == []
 
 
 async def test_an_edit_carries_picture_and_mask(serve: Serve) -> None:
@@ -170,7 +213,8 @@ async def test_another_kind_of_model_is_refused_with_what_it_is_for(serve: Serve
     [
         ({"size": "999x1"}, "size"),
         ({"n": 11}, "n"),
-        ({"output_format": "webp"}, "output_format"),
+        ({"output_format": "gif"}, "output_format"),
+        ({"size": "4096x4104"}, "size"),
         ({"bogus": 1}, "bogus"),
     ],
 )
@@ -210,7 +254,7 @@ FILE = '; filename="a.png"'
         (_form(MODEL, _part("prompt", b"\xff")), 400, "UTF-8"),
         (_form(b"Content-Type: text/plain\r\n\r\nx"), 400, ""),
         (_form(*[_part(f"x{number}", b"") for number in range(300)]), 400, "200 parts"),
-        (_form(MODEL, _part("prompt", b"x" * 300_000), _part("image", b"x", FILE)), 400, "32000"),
+        (_form(MODEL, _part("prompt", b"x" * 300_000), _part("image", png(), FILE)), 400, "32000"),
         (_form(MODEL, _part("image", b"x" * 1_100_000, FILE)), 413, "1000000"),
     ],
 )

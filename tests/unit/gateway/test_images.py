@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from modeld.errors import BadRequest, EngineError
 from modeld.gateway.families.images import request as requests
-from modeld.gateway.families.images.response import ImageChunks, ImageCollector, png_size
+from modeld.gateway.families.images.response import ImageChunks, ImageCollector, measured
 from modeld.gateway.multipart import Form, Upload
-from modeld.protocol.tasks import Event, ImageTask, Picture, Step, Usage
+from modeld.protocol.messages import MediaLimits
+from modeld.protocol.tasks import Event, ImageFormat, ImageTask, Picture, Step, Usage
+from tests.harness.pictures import gif, jpeg_head, webp_head
+
+LIMITS = MediaLimits()
 
 
 def png(width: int, height: int, mark: bytes = b"") -> bytes:
@@ -26,7 +30,7 @@ def png(width: int, height: int, mark: bytes = b"") -> bytes:
 
 def _read(kind: requests.Kind = "generation", **fields: Any) -> ImageTask:
     body = {"model": "paint", "prompt": "a cat", **fields}
-    return requests.to_task(requests.read(msgspec.json.encode(body)), kind)
+    return requests.to_task(requests.read(msgspec.json.encode(body)), kind, LIMITS)
 
 
 @given(st.integers(1, 700), st.integers(1, 700))
@@ -65,9 +69,9 @@ def test_no_size_leaves_it_to_the_model(size: str | None) -> None:
         ("n", 0),
         ("n", 11),
         ("response_format", "png"),
-        ("output_format", "webp"),
-        ("output_format", "jpeg"),
+        ("output_format", "gif"),
         ("output_compression", 50),
+        ("output_compression", 101),
         ("quality", "hd"),
         ("quality", "low"),
         ("style", "vivid"),
@@ -131,20 +135,60 @@ def test_a_form_s_text_becomes_values() -> None:
 def test_a_variation_has_no_prompt() -> None:
     """Words and a mask for a variation are refused rather than dropped."""
     with pytest.raises(BadRequest, match="whole picture"):
-        requests.to_task(requests.ImageRequest(model="m"), "variation", b"x", b"y")
-    assert requests.to_task(requests.ImageRequest(model="m"), "variation", b"x").prompt == ""
+        requests.to_task(requests.ImageRequest(model="m"), "variation", LIMITS, b"x", b"y")
+    assert requests.to_task(requests.ImageRequest(model="m"), "variation", LIMITS, b"x").prompt == ""
     with pytest.raises(BadRequest) as caught:
         _read("variation")
     assert caught.value.param == "prompt"
 
 
+def _with_files(*files: bytes) -> Form:
+    return Form({}, {"image": [Upload("a.png", "image/png", data) for data in files]})
+
+
 def test_one_picture_is_needed_and_no_more() -> None:
     """None, several and an empty one are 400s that name the field."""
-    for files in ([], [b"a", b"b"], [b""]):
-        form = Form({}, {"image": [Upload("a.png", "image/png", data) for data in files]})
+    for files in ([], [png(16, 16)] * 2, [b""]):
         with pytest.raises(BadRequest) as caught:
-            requests.picture(form, "image", needed=True)
+            requests.picture(_with_files(*files), "image", LIMITS, needed=True)
         assert caught.value.param == "image"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"<html><body>no</body></html>", "invalid_image"),
+        (png(16, 16)[:20], "invalid_image"),
+        (gif(), "invalid_image"),
+        (png(20_000, 20_000), "image_too_large"),
+        (jpeg_head(4097, 8), "image_too_large"),
+        (webp_head("VP8X", 8, 4097), "image_too_large"),
+    ],
+)
+def test_what_its_first_bytes_show_to_be_unusable_is_refused(data: bytes, code: str) -> None:
+    """A page, a beginning, another kind of file and one over the limits cost no model's time."""
+    with pytest.raises(BadRequest) as caught:
+        requests.picture(_with_files(data), "image", LIMITS)
+    assert (caught.value.code, caught.value.param) == (code, "image")
+
+
+def test_the_limits_are_those_of_the_settings() -> None:
+    """Sizes asked for and pictures sent are measured by them; at the limit is within it."""
+    limits = MediaLimits(image_pixels=64 * 32, image_side=64)
+    assert requests.size("64x32", limits) == (64, 32)
+    assert requests.picture(_with_files(png(64, 32)), "image", limits) == png(64, 32)
+    for width, height, word in ((64, 40, "image_pixels"), (72, 16, "image_side")):
+        with pytest.raises(BadRequest, match=word):
+            requests.size(f"{width}x{height}", limits)
+        with pytest.raises(BadRequest, match=word):
+            requests.picture(_with_files(png(width, height)), "image", limits)
+
+
+@pytest.mark.parametrize(("form", "quality"), [("jpeg", 50), ("webp", 0), ("png", 100)])
+def test_the_format_reaches_the_task(form: str, quality: int) -> None:
+    """So does how much of the picture the file is to keep."""
+    task = _read(output_format=form, output_compression=quality)
+    assert (task.format, task.quality) == (form, quality)
 
 
 def _collector(n: int = 1, size: tuple[int, int] | None = None) -> ImageCollector:
@@ -186,11 +230,31 @@ def test_another_size_than_asked_for_is_an_error() -> None:
         _collector(1, (24, 16)).add([Picture(0, png(16, 24))])
 
 
-@given(st.binary(max_size=40))
-def test_what_is_no_png_is_an_engine_s_error(data: bytes) -> None:
-    """Anything but a PNG header is refused, and nothing else is raised."""
+@given(st.binary(max_size=40), st.sampled_from(["png", "jpeg", "webp"]))
+def test_what_is_no_picture_is_an_engine_s_error(data: bytes, form: ImageFormat) -> None:
+    """Anything but a picture's header is refused, and nothing else is raised."""
     with pytest.raises(EngineError):
-        png_size(data)
+        measured(data, form)
+
+
+def test_the_format_is_never_quietly_another() -> None:
+    """Each format is measured, and taken only where it was asked for; the answer names it."""
+    files: dict[ImageFormat, bytes] = {
+        "png": png(24, 16),
+        "jpeg": jpeg_head(24, 16),
+        "webp": webp_head("VP8 ", 24, 16),
+    }
+    for form, data in files.items():
+        assert measured(data, form) == (24, 16)
+        collector = ImageCollector(created=5, n=1, size=(24, 16), link=None, form=form)
+        collector.add([Picture(0, data), Usage(0, 1)])
+        assert json.loads(collector.body())["output_format"] == form
+        chunks = ImageChunks(family="image_edit", created=5, n=1, size=None, progress=False, form=form)
+        chunks.encode([Picture(0, data), Usage(0, 1)])
+        assert json.loads(chunks.end()[0].split(b"data: ")[1])["output_format"] == form
+        for other in files.keys() - {form}:
+            with pytest.raises(EngineError, match=f"is {form}, not {other}"):
+                measured(data, other)
 
 
 def test_a_stream_tells_of_steps_previews_and_pictures() -> None:

@@ -24,7 +24,10 @@ MOST_WEBP = 16_383
 
 
 def decode(data: bytes, param: str, limits: MediaLimits) -> Any:
-    """Return a picture file as an RGBA image, upright. Raises BadRequest with the code invalid_image."""
+    """Return a picture file as an RGBA image, upright. Raises BadRequest.
+
+    The code is invalid_image, or image_too_large for one over the limits.
+    """
     from PIL import Image, ImageOps
 
     if not data:
@@ -48,11 +51,12 @@ def _check_limits(size: Size, param: str, limits: MediaLimits) -> None:
             param,
             f"it is {by(size)} pixels; at most {limits.image_side} on a side and "
             f"{limits.image_pixels} in all are taken",
+            "image_too_large",
         )
 
 
-def _invalid(param: str, why: str) -> BadRequest:
-    return BadRequest(f"the picture in {param!r} cannot be used: {why}", code="invalid_image", param=param)
+def _invalid(param: str, why: str, code: str = "invalid_image") -> BadRequest:
+    return BadRequest(f"the picture in {param!r} cannot be used: {why}", code=code, param=param)
 
 
 def check_drawn(size: Size, multiple: int, limits: MediaLimits, form: ImageFormat = "png") -> None:

@@ -1,8 +1,8 @@
 """What a request for pictures may say, and the task it asks for: each field is honoured or refused.
 
 Of OpenAI's fields that choose between grades of its own models, the values that describe what modeld does
-are accepted (quality auto and standard, background opaque, output_format png), all others refused: nothing
-here can make another background or a better grade. `moderation` is accepted: no filter is in the way.
+are accepted (quality auto and standard, background opaque), all others refused: nothing here can make another
+background or a better grade. `moderation` is accepted: no filter is in the way.
 `user` and `safety_identifier` name the caller's customer and change no picture.
 
 Beside OpenAI's: `seed`, `steps`, `guidance_scale`, `negative_prompt`, for edits and variations `strength`
@@ -21,14 +21,21 @@ from msgspec import Meta
 from modeld.errors import BadRequest
 from modeld.gateway.decoding import decode, invalid, missing, unsupported
 from modeld.gateway.multipart import Form
-from modeld.protocol.tasks import ImageTask
+from modeld.protocol.messages import MediaLimits
+from modeld.protocol.pictures import Format, NotAPicture, look
+from modeld.protocol.tasks import ImageFormat, ImageTask
 
 Kind: TypeAlias = Literal["generation", "edit", "variation"]
 
-MIN_SIDE, MAX_SIDE = 16, 4096
-MAX_PIXELS = 16 * 1024 * 1024
+MIN_SIDE = 16
 SIDE_STEP = 8
-"""Limits of a picture's size in pixels; sides are multiples of SIDE_STEP, and a model may ask for more."""
+"""In pixels: the least side of a picture, and what sides are multiples of; a model may ask for more."""
+
+MAX_QUALITY = 100
+"""`output_compression` of a file that loses next to nothing."""
+
+TAKEN: tuple[Format, ...] = ("png", "jpeg", "webp")
+"""Formats of pictures to begin with."""
 
 MAX_PROMPT = 32_000
 """Characters, as in OpenAI's API."""
@@ -37,7 +44,6 @@ FILES = ("image", "mask")
 
 _SIZE = re.compile(r"(\d{1,6})x(\d{1,6})")
 _AS_IT_IS: dict[str, tuple[Collection[str], str]] = {
-    "output_format": (("png",), "pictures are PNG files"),
     "quality": (("auto", "standard"), "the model has one quality; `steps` sets how much work is done"),
     "style": ((), "say it in the prompt"),
     "background": (("auto", "opaque"), "pictures are opaque"),
@@ -55,7 +61,7 @@ class ImageRequest(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
     size: str | None = None
     response_format: Literal["b64_json", "url"] | None = None
-    output_format: str | None = None
+    output_format: ImageFormat | None = None
     output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
     quality: str | None = None
     style: str | None = None
@@ -110,8 +116,12 @@ def _check_known(keys: Collection[str]) -> None:
             )
 
 
-def picture(form: Form, name: str, *, needed: bool = False) -> bytes | None:
-    """Return the one file of that name, None without any. Raises BadRequest."""
+def picture(form: Form, name: str, limits: MediaLimits, *, needed: bool = False) -> bytes | None:
+    """Return the one file of that name, None without any.
+
+    Raises BadRequest, also for a file whose first bytes are no picture's, or one's over the limits: that
+    costs no model's time. What is further inside is decoded in the worker only.
+    """
     files = form.files.get(name, [])
     if not files:
         if needed:
@@ -119,13 +129,37 @@ def picture(form: Form, name: str, *, needed: bool = False) -> bytes | None:
         return None
     if len(files) > 1:
         raise invalid(name, f"there are {len(files)}; the models here take one")
-    if not files[0].data:
-        raise BadRequest(f"the file in '{name}' is empty", code="invalid_image", param=name)
-    return files[0].data
+    data = files[0].data
+    try:
+        found = look(data)
+    except NotAPicture as error:
+        raise _unusable(name, str(error)) from None
+    if found.format not in TAKEN:
+        raise _unusable(name, f"it is a {found.format} file; {', '.join(TAKEN)} are taken")
+    if (words := _over(found.width, found.height, limits)) is not None:
+        raise _unusable(name, f"it is {found.width}x{found.height}: {words}", "image_too_large")
+    return data
+
+
+def _unusable(name: str, why: str, code: str = "invalid_image") -> BadRequest:
+    return BadRequest(f"the picture in '{name}' cannot be used: {why}", code=code, param=name)
+
+
+def _over(width: int, height: int, limits: MediaLimits) -> str | None:
+    """Return which limit a size is over, None for a size within them."""
+    if max(width, height) > limits.image_side:
+        return f"at most {limits.image_side} pixels on a side (media.image_side in the configuration)"
+    if width * height > limits.image_pixels:
+        return f"at most {limits.image_pixels} pixels in all (media.image_pixels in the configuration)"
+    return None
 
 
 def to_task(
-    request: ImageRequest, kind: Kind, image: bytes | None = None, mask: bytes | None = None
+    request: ImageRequest,
+    kind: Kind,
+    limits: MediaLimits,
+    image: bytes | None = None,
+    mask: bytes | None = None,
 ) -> ImageTask:
     """Return the task. Raises BadRequest with `param`."""
     _check_fixed(request)
@@ -135,10 +169,14 @@ def to_task(
     prompt = _prompt(request, kind)
     if kind == "generation" and request.strength is not None:
         raise invalid("strength", "it is for edits and variations")
-    width, height = size(request.size)
+    width, height = size(request.size, limits)
     more: dict[str, Any] = {}
     if request.negative_prompt is not None:
         more["negative_prompt"] = _checked(request.negative_prompt, "negative_prompt")
+    if request.output_format is not None:
+        more["format"] = request.output_format
+    if request.output_compression is not None:
+        more["quality"] = request.output_compression
     return ImageTask(
         prompt=prompt,
         n=request.n or 1,
@@ -155,7 +193,7 @@ def to_task(
     )
 
 
-def size(text: str | None) -> tuple[int, int] | tuple[None, None]:
+def size(text: str | None, limits: MediaLimits) -> tuple[int, int] | tuple[None, None]:
     """Return width and height, Nones for the model's own size. Raises BadRequest."""
     if text is None or text == "auto":
         return None, None
@@ -164,15 +202,15 @@ def size(text: str | None) -> tuple[int, int] | tuple[None, None]:
         raise invalid("size", f"{text[:40]!r} is neither auto nor WIDTHxHEIGHT in pixels, e.g. 512x768")
     width, height = int(match[1]), int(match[2])
     for side in (width, height):
-        if not MIN_SIDE <= side <= MAX_SIDE:
-            raise invalid("size", f"{text}: sides are from {MIN_SIDE} to {MAX_SIDE} pixels")
+        if side < MIN_SIDE:
+            raise invalid("size", f"{text}: sides are from {MIN_SIDE} pixels on")
         if side % SIDE_STEP:
             near = max(MIN_SIDE, round(side / SIDE_STEP) * SIDE_STEP)
             raise invalid(
                 "size", f"{text}: sides are multiples of {SIDE_STEP}; {near} is the nearest to {side}"
             )
-    if width * height > MAX_PIXELS:
-        raise invalid("size", f"{text} is {width * height} pixels; {MAX_PIXELS} is the limit")
+    if (words := _over(width, height, limits)) is not None:
+        raise invalid("size", f"{text}: {words}")
     return width, height
 
 
@@ -198,9 +236,9 @@ def _check_fixed(request: ImageRequest) -> None:
         if value is not None and value not in values:
             other = f", only {' and '.join(values)}" if values else ""
             raise unsupported(name, f"not as {value[:40]!r}{other}: {why}")
-    if request.output_compression not in (None, 100):
+    if request.output_format in (None, "png") and request.output_compression not in (None, MAX_QUALITY):
         raise unsupported(
-            "output_compression", "pictures are PNG files, which lose nothing; only 100 is true"
+            "output_compression", "it is for output_format jpeg and webp; png files lose nothing"
         )
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import base64
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from modeld.errors import EngineError
 from modeld.gateway.encoding import dumps
-from modeld.protocol.tasks import Event, Picture, Step, Usage
+from modeld.protocol.pictures import NotAPicture, look
+from modeld.protocol.tasks import Event, ImageFormat, Picture, Step, Usage
 
 Size = tuple[int, int]
 
-_HEADER = struct.Struct(">8s4x4sII")
 
-
-def png_size(data: bytes) -> Size:
-    """Return width and height of a PNG file. Raises EngineError for anything else."""
-    if len(data) >= _HEADER.size:
-        magic, chunk, width, height = _HEADER.unpack_from(data)
-        if magic == b"\x89PNG\r\n\x1a\n" and chunk == b"IHDR":
-            return width, height
-    raise EngineError("the engine's picture is no PNG file", code="invalid_picture")
+def measured(data: bytes, form: ImageFormat) -> Size:
+    """Return width and height of a picture of that format. Raises EngineError for anything else."""
+    try:
+        found = look(data)
+    except NotAPicture as error:
+        raise EngineError(f"the engine's picture is none: {error}", code="invalid_picture") from None
+    if found.format != form:
+        raise EngineError(f"the engine's picture is {found.format}, not {form}", code="invalid_picture")
+    return found.width, found.height
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -36,15 +36,15 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 class _Checked:
-    """Counts finished pictures and compares their size: neither is ever quietly another."""
+    """Counts finished pictures, compares their size and format: none is ever quietly another."""
 
-    def __init__(self, n: int, size: Size | None) -> None:
-        self._n, self._size = n, size
+    def __init__(self, n: int, size: Size | None, form: ImageFormat) -> None:
+        self._n, self._size, self._form = n, size, form
         self._seen: set[int] = set()
 
     def measure(self, picture: Picture) -> Size:
         """Return a picture's size. Raises EngineError when it is not the one asked for."""
-        size = png_size(picture.data)
+        size = measured(picture.data, self._form)
         if self._size is not None and size != self._size:
             wanted = f"{self._size[0]}x{self._size[1]}"
             raise EngineError(
@@ -71,10 +71,19 @@ class ImageChunks:
     before it zeros. Steps become comments, and events too when `progress`.
     """
 
-    def __init__(self, *, family: str, created: int, n: int, size: Size | None, progress: bool) -> None:
+    def __init__(
+        self,
+        *,
+        family: str,
+        created: int,
+        n: int,
+        size: Size | None,
+        progress: bool,
+        form: ImageFormat = "png",
+    ) -> None:
         self.usage: Usage | None = None
-        self._family, self._created, self._progress = family, created, progress
-        self._checked = _Checked(n, size)
+        self._family, self._created, self._progress, self._form = family, created, progress, form
+        self._checked = _Checked(n, size, form)
         self._last: tuple[Picture, Size] | None = None
 
     def encode(self, events: Sequence[Event]) -> list[bytes]:
@@ -117,7 +126,7 @@ class ImageChunks:
             "size": f"{size[0]}x{size[1]}",
             "quality": "auto",
             "background": "opaque",
-            "output_format": "png",
+            "output_format": self._form,
             "image_index": picture.index,
         }
         return self._event(kind, body | extra)
@@ -141,10 +150,11 @@ class ImageCollector:
         n: int,
         size: Size | None,
         link: Callable[[Sequence[bytes]], Sequence[str]] | None,
+        form: ImageFormat = "png",
     ) -> None:
         self.usage: Usage | None = None
-        self._created, self._link = created, link
-        self._checked = _Checked(n, size)
+        self._created, self._link, self._form = created, link, form
+        self._checked = _Checked(n, size, form)
         self._pictures: dict[int, Picture] = {}
         self._sizes: set[Size] = set()
 
@@ -174,7 +184,7 @@ class ImageCollector:
                 "created": self._created,
                 "data": [{key: value, "seed": one.seed} for value, one in zip(values, pictures, strict=True)],
                 "background": "opaque",
-                "output_format": "png",
+                "output_format": self._form,
                 "size": None if size is None else f"{size[0]}x{size[1]}",
                 "usage": usage_body(self.usage or Usage(0, 0)),
             }

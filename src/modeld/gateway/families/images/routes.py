@@ -17,6 +17,7 @@ from modeld.gateway.families.images.response import ImageChunks, ImageCollector
 from modeld.gateway.links import Links
 from modeld.gateway.multipart import read_form
 from modeld.gateway.relay import Relay
+from modeld.protocol.pictures import look
 from modeld.supervisor.states import Status
 
 USECASE = "image"
@@ -55,13 +56,15 @@ async def fetch(request: web.Request) -> web.StreamResponse:
             "there is no such picture, or its link has expired, or another key asked for it",
             code="picture_not_found",
         )
-    return web.Response(body=data, content_type="image/png", headers=_FILE_HEADERS)
+    return web.Response(body=data, content_type=f"image/{look(data).format}", headers=_FILE_HEADERS)
 
 
 async def _upon(request: web.Request, kind: Kind) -> web.StreamResponse:
-    form = await read_form(request, request.app[routing.KEY].settings)
-    body = requests.read_fields(form)
-    image, mask = requests.picture(form, "image", needed=True), requests.picture(form, "mask")
+    settings = request.app[routing.KEY].settings
+    form = await read_form(request, settings)
+    body, limits = requests.read_fields(form), settings.media.limits
+    image = requests.picture(form, "image", limits, needed=True)
+    mask = requests.picture(form, "mask", limits)
     return await _answer(request, body, kind, image, mask)
 
 
@@ -76,7 +79,7 @@ async def _answer(
     status = routing.resolve(request, body.model, USECASE, exchange)
     if image is not None:
         _check_edits(status, body.model)
-    task = to_task(body, kind, image, mask)
+    task = to_task(body, kind, gateway.settings.media.limits, image, mask)
     opening = routing.opening(request, status, task, body.keep_alive)
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
     created = int(gateway.clock.time())
@@ -90,10 +93,12 @@ async def _answer(
                 n=task.n,
                 size=size,
                 progress=bool(body.progress),
+                form=task.format,
             ),
         )
     link = (lambda data: _keep(request, data)) if body.response_format == "url" else None
-    return await relay.collected(opening, ImageCollector(created=created, n=task.n, size=size, link=link))
+    collector = ImageCollector(created=created, n=task.n, size=size, link=link, form=task.format)
+    return await relay.collected(opening, collector)
 
 
 def _check_edits(status: Status, name: str) -> None:
