@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 LOADERS: dict[str, str] = {
     "llama_server": "modeld.worker.loaders.llama_server",
     "diffusers": "modeld.worker.loaders.diffusers",
+    "stable_diffusion_cpp": "modeld.worker.loaders.stable_diffusion_cpp",
     "sherpa_onnx": "modeld.worker.loaders.sherpa_onnx",
     "whispercpp": "modeld.worker.loaders.whispercpp",
     "fake": "modeld.worker.loaders.fake",
