@@ -93,6 +93,25 @@ class DiffusersConfig(Section):
     vae_tiling: bool = Field(default=False, description="Decode in tiles, to save memory.")
 
 
+class LoraAdapter(Section):
+    """A LoRA adapter that goes on top of a model."""
+
+    path: AnchoredText = Field(description="GGUF file of the adapter.")
+    scale: Number = Field(default=1.0, description="How much of it is added to the weights.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        return {"path": data} if isinstance(data, str) else data
+
+    @field_validator("path")
+    @classmethod
+    def _separators(cls, path: str) -> str:
+        if "," in path or ":" in path:
+            raise mistake(f"llama-server takes no adapter with , or : in its name, as in {path}; rename it")
+        return path
+
+
 class LlamaServerConfig(Section):
     """Options of the llama_server loader."""
 
@@ -101,7 +120,7 @@ class LlamaServerConfig(Section):
     )
     n_batch: Whole = Field(default=512, ge=1, description="Prompt tokens worked on in one batch.")
     n_gpu_layers: Whole = Field(
-        default=-1, description="Layers kept on the GPU; -1 is as many as the engine can."
+        default=-1, ge=-1, description="Layers kept on the GPU; -1 is as many as the engine can."
     )
     threads: Whole | None = Field(
         default=None, ge=1, description="CPU threads; unset leaves it to the engine."
@@ -111,7 +130,28 @@ class LlamaServerConfig(Section):
         default=None, description="A chat template in place of the model's own: its text or a file."
     )
     mmproj: FileOrText | None = Field(
-        default=None, description="Projector file of a model that sees pictures."
+        default=None,
+        description="Projector file of a model that sees pictures; unset takes an mmproj*.gguf beside the "
+        "model, none takes none.",
+    )
+    lora: tuple[LoraAdapter, ...] = Field(
+        default=(), description="LoRA adapters of the model: files, or mappings of path and scale."
+    )
+    draft_model: AnchoredText | None = Field(
+        default=None,
+        description="GGUF file of a small model with the same vocabulary, whose guesses the model checks.",
+    )
+    draft_n_max: Whole | None = Field(
+        default=None, ge=1, le=64, description="Most tokens guessed at once; unset leaves it to the engine."
+    )
+    draft_n_min: Whole | None = Field(
+        default=None, ge=0, le=64, description="Fewest tokens guessed; shorter guesses are dropped."
+    )
+    draft_p_min: Annotated[Number, Field(ge=0, le=1)] | None = Field(
+        default=None, description="How sure the draft model must be to go on guessing."
+    )
+    draft_n_gpu_layers: Whole | None = Field(
+        default=None, ge=-1, description="Layers of the draft model on the GPU; as with n_gpu_layers."
     )
     cache_reuse: Whole = Field(
         default=0, ge=0, description="Shortest piece of the cache to reuse by shifting, in tokens."
@@ -140,6 +180,18 @@ class LlamaServerConfig(Section):
     binary: Program | None = Field(
         default=None, description="llama-server program for this model: a path, or a name on PATH."
     )
+
+    @model_validator(mode="after")
+    def _drafts(self) -> LlamaServerConfig:
+        if self.draft_model is None:
+            for key in ("draft_n_max", "draft_n_min", "draft_p_min", "draft_n_gpu_layers"):
+                if getattr(self, key) is not None:
+                    raise mistake("has no meaning without draft_model; name one, or remove it", key)
+        if self.draft_n_max is not None and (self.draft_n_min or 0) > self.draft_n_max:
+            raise mistake(
+                f"is {self.draft_n_min}, more than draft_n_max, which is {self.draft_n_max}", "draft_n_min"
+            )
+        return self
 
     @field_validator("flash_attn", mode="before")
     @classmethod

@@ -36,6 +36,35 @@ def test_every_cache_type_of_the_schema_is_one_of_the_engines(kind: str) -> None
     assert params.cache_type_k == getattr(xllamacpp.ggml_type, f"GGML_TYPE_{kind.upper()}")
 
 
+def test_adapters_and_a_draft_model_are_taken() -> None:
+    """With their numbers, and only when there are any."""
+    params = configured(
+        lora=["/a.gguf", {"path": "/b.gguf", "scale": 0.5}],
+        draft_model="/d.gguf",
+        draft_n_max=8,
+        draft_n_min=2,
+        draft_p_min=0.25,
+        draft_n_gpu_layers=0,
+        mmproj="/p.gguf",
+    )
+    assert [(each.path, each.scale) for each in params.lora_adapters] == [("/a.gguf", 1.0), ("/b.gguf", 0.5)]
+    draft = params.speculative.draft
+    assert (draft.mparams.path, draft.n_max, draft.n_min, draft.p_min) == ("/d.gguf", 8, 2, 0.25)
+    assert draft.n_gpu_layers == 0
+    kinds = xllamacpp.common_speculative_type
+    assert list(params.speculative.types) == [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    assert params.mmproj.path == "/p.gguf"
+    plain = configured(mmproj="none")
+    assert list(plain.speculative.types) == [kinds.COMMON_SPECULATIVE_TYPE_NONE]
+    assert (list(plain.lora_adapters), plain.mmproj.path) == ([], "")
+
+
+@pytest.mark.parametrize(("asked", "layers"), [(-1, -1), (0, 0), (7, 7)])
+def test_layers_on_the_gpu(asked: int, layers: int) -> None:
+    """-1 is the engine's own word for as many as it can."""
+    assert configured(n_gpu_layers=asked).n_gpu_layers == layers
+
+
 def test_an_unknown_flag_is_refused_with_its_name() -> None:
     """A flag dropped in silence would be worse."""
     with pytest.raises(ValueError, match="--no-such-flag"):

@@ -348,6 +348,16 @@ def test_any_url_is_a_picture_or_a_bad_request(url: str) -> None:
     assert isinstance(part, ImagePart)
 
 
+def test_a_grammar_stands_alone() -> None:
+    """Beside tools or another form of the answer one of the two would be dropped in silence."""
+    assert _task(grammar="root ::= x").engine_options == {"grammar": "root ::= x"}
+    assert _task(grammar="root ::= x", response_format={"type": "text"}, tools=[]).engine_options
+    for more in ({"tools": [TOOL]}, {"response_format": {"type": "json_object"}}):
+        with pytest.raises(BadRequest, match="grammar") as caught:
+            _task(grammar="root ::= x", **more)
+        assert caught.value.param == "grammar"
+
+
 def test_tool_choices() -> None:
     """Each way of writing tool_choice becomes its mode."""
     other = {"type": "function", "function": {"name": "other"}}

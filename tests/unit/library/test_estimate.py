@@ -13,7 +13,7 @@ from modeld.library import estimate as room
 from modeld.library.estimate import WORKER, estimate
 from modeld.library.llama_memory import BATCH, CACHE_TYPES, CONTEXT, ENGINE_RAM, WORD_RAM
 from modeld.library.metadata import Layer, Metadata, Vision
-from modeld.worker.loaders.llama_server.engine import DEFAULT_CONTEXT
+from modeld.protocol.llama import DEFAULT_CONTEXT
 
 MIB = 1024**2
 

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modeld.errors import BadRequest, EngineError
+from modeld.protocol.llama import OWN_CONTEXT_BATCH
 from modeld.protocol.messages import LoadSpec
 from modeld.worker.loaders.llama_server.client import Client, EngineFault, TooLong, _fault
+from modeld.worker.loaders.llama_server.command import command
 from modeld.worker.loaders.llama_server.embedding import BATCH_INPUTS, BATCH_SIZE, batches, embedded, weight
-from modeld.worker.loaders.llama_server.engine import OWN_CONTEXT_BATCH, command
 from modeld.worker.loaders.llama_server.pooling import KINDS, own_pooling
 
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from modeld.errors import LoadFailed
 from modeld.protocol.messages import LoadSpec
-from modeld.worker.loaders.llama_server.engine import command, model_file
+from modeld.worker.loaders.llama_server.command import command, model_file
 from modeld.worker.loaders.llama_server.xllama import configure
 
 
@@ -61,6 +63,12 @@ def test_every_option_reaches_the_command_line(tmp_path: Path) -> None:
         "cache_ram_mib": 0,
         "chat_template": str(template),
         "context_shift": True,
+        "lora": [{"path": "/a.gguf", "scale": 1.0}, {"path": "/b.gguf", "scale": 0.5}],
+        "draft_model": "/d.gguf",
+        "draft_n_max": 8,
+        "draft_n_min": 2,
+        "draft_p_min": 0.5,
+        "draft_n_gpu_layers": 3,
         "extra_args": ["--seed", 1],
     }
     argv, name = command(spec(tmp_path, **options), Path("/m.gguf"), Path("/s.sock"))
@@ -80,16 +88,47 @@ def test_every_option_reaches_the_command_line(tmp_path: Path) -> None:
         "--cache-ram 0",
         f"--chat-template-file {template}",
         "--context-shift",
+        "--lora-scaled /a.gguf:1,/b.gguf:0.5",
+        "--spec-draft-model /d.gguf --spec-type draft-simple",
+        "--spec-draft-n-max 8",
+        "--spec-draft-n-min 2",
+        "--spec-draft-p-min 0.5",
+        "--spec-draft-ngl 3",
     ):
         assert part in line
     assert argv[-2:] == ["--seed", "1"]
     argv, _ = command(
-        spec(tmp_path, binary=sys.executable, n_ctx=0, n_gpu_layers=-1, chat_template="chatml"),
+        spec(
+            tmp_path,
+            binary=sys.executable,
+            n_ctx=0,
+            n_gpu_layers=-1,
+            chat_template="chatml",
+            lora=[],
+            mmproj="none",
+            draft_model=None,
+            draft_n_max=None,
+        ),
         Path("/m.gguf"),
         Path("/s.sock"),
     )
-    assert "-ngl" not in argv
+    assert not {"-ngl", "--lora-scaled", "--mmproj", "--spec-type", "--spec-draft-n-max"} & set(argv)
     assert "-c 0 --chat-template chatml" in " ".join(argv)
+
+
+def test_a_projector_beside_the_model_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By either engine, unless `none` is asked for, or the model is one that gives vectors."""
+    model, eyes = gguf(tmp_path / "m.gguf"), gguf(tmp_path / "mmproj-m.gguf")
+    found, _ = command(spec(model, binary=sys.executable), model, Path("/s.sock"))
+    assert found[found.index("--mmproj") + 1] == str(eyes)
+    for options, usecase in (({"mmproj": "none"}, "generate"), ({}, "embed")):
+        asked = msgspec.structs.replace(spec(model, binary=sys.executable, **options), usecase=usecase)
+        assert "--mmproj" not in command(asked, model, Path("/s.sock"))[0]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for options, wanted in (({}, str(eyes)), ({"mmproj": "none"}, None), ({"mmproj": "/o.gguf"}, "/o.gguf")):
+        argv, name = command(spec(model, **options), model, Path("/s.sock"))
+        assert name == "xllamacpp"
+        assert json.loads(argv[-1])["mmproj"] == wanted
 
 
 def test_a_binary_that_cannot_run_and_no_engine_at_all_say_the_fix(

@@ -95,6 +95,14 @@ def to_task(request: ChatRequest, *, vision: bool | None, media: MediaSettings =
 
 
 def _refuse_unsupported(request: ChatRequest) -> None:
+    if request.grammar and request.tools:
+        raise invalid("grammar", "calls of tools have a form of their own; send a grammar or tools, not both")
+    if (
+        request.grammar
+        and request.response_format is not None
+        and _format(request.response_format).kind != "text"
+    ):
+        raise invalid("grammar", "response_format asks for another form; send one of the two")
     if request.functions is not None:
         raise unsupported("functions", "it was replaced by tools; send tools instead")
     if request.function_call is not None:

@@ -232,6 +232,18 @@ def _fault(status: int, fault: EngineFault) -> ModeldError:
             code="invalid_json_schema",
             param="response_format",
         )
+    if 400 <= status < 500 and "failed to parse grammar" in message:
+        return BadRequest(
+            f"the engine cannot read the grammar: {message}; it is to be GBNF",
+            code="invalid_grammar",
+            param="grammar",
+        )
+    if 400 <= status < 500 and "load image" in message:
+        return BadRequest(
+            "the engine cannot read a picture of this request: it is damaged, or of an unusual kind",
+            code="invalid_image",
+            param="messages",
+        )
     if 400 <= status < 500:
         return BadRequest(message, code="engine_refused")
     if any(word in message for word in _TEMPLATE_WORDS):

@@ -1,17 +1,13 @@
-"""The llama.cpp server as a child process: found, started on a Unix socket, watched, stopped.
+"""The llama.cpp server as a child process: started on a Unix socket, watched, stopped.
 
-The engine is `llama-server` when one is configured or on PATH, else the server inside the `xllamacpp` wheel,
-run by `xllama`. It listens on a socket in the worker's private directory: no TCP port, no race, no impostor.
+It listens on a socket in the worker's private directory: no TCP port, no race, no impostor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import json
 import os
-import shutil
 import signal
 import time
 from collections import deque
@@ -20,11 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from modeld.errors import LoadFailed
-from modeld.protocol.messages import LoadSpec
-from modeld.worker import elsewhere
 from modeld.worker.lifeline import tied
 from modeld.worker.loader import Report
-from modeld.worker.loaders.llama_server.pooling import own_pooling
 
 POLL_S = 0.025
 """Seconds between two looks at an engine that is loading."""
@@ -35,119 +28,11 @@ TERM_S = 5.0
 LAST_WORDS = 12
 """Lines of the engine's log that an error shows."""
 
-DEFAULT_CONTEXT = 2048
-"""Tokens of context for each request when the configuration says nothing."""
-
-OWN_CONTEXT_BATCH = 8192
-"""Tokens in one physical batch of an embedding model whose context is its own (n_ctx 0), so not known yet."""
+NO_VIDEO = ("LLAMA_ARG_VIDEO_FFMPEG_DIR", "/nonexistent")
+"""What the engine takes for no picture it would give to an ffprobe on PATH; it is to find none."""
 
 GROWTH_STEP = 1 << 20
 """Bytes of new resident memory that count as progress."""
-
-
-def model_file(spec: LoadSpec) -> Path:
-    """Return the GGUF file to load: `spec.path`, or the only one in that folder.
-
-    Raises LoadFailed (permanent) with what is wrong: missing, ambiguous, or not a GGUF file.
-    """
-    path = Path(spec.path)
-    if path.is_dir():
-        found = sorted(f for f in path.glob("*.gguf") if "mmproj" not in f.name and not _later_shard(f.name))
-        if len(found) != 1:
-            names = ", ".join(f.name for f in found) or "none"
-            raise LoadFailed(
-                f"{path} must hold exactly one GGUF model, it holds: {names}; name the file itself",
-                permanent=True,
-            )
-        path = found[0]
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise LoadFailed(f"cannot read the model file {path}: {error.strerror}", permanent=True) from error
-    if magic != b"GGUF":
-        raise LoadFailed(
-            f"{path} is not a GGUF file: it begins with {magic!r}, not b'GGUF'",
-            code="not_gguf",
-            permanent=True,
-        )
-    return path
-
-
-def _later_shard(name: str) -> bool:
-    stem, _, rest = name.partition("-of-")
-    return bool(rest) and stem.rpartition("-")[2].isdigit() and int(stem.rpartition("-")[2]) > 1
-
-
-def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
-    """Return the engine's command line and its name for people. Raises LoadFailed (permanent)."""
-    options = spec.options
-    binary = options.get("binary")
-    if binary:
-        found = shutil.which(binary)  # a bare name is looked up on PATH, a path is taken as it is
-        if found is None:
-            raise LoadFailed(f"binary: {binary} is not an executable file, nor on PATH", permanent=True)
-        binary = found
-    else:
-        binary = shutil.which("llama-server")
-    if binary:
-        return [binary, *_flags(spec, model, sock)], f"llama-server ({binary})"
-    if importlib.util.find_spec("xllamacpp") is not None:
-        more = {"embeddings": True, "pooling": pooling(spec, model)} if spec.usecase == "embed" else {}
-        settings = json.dumps({"model": str(model), "socket": str(sock), **options, **more})
-        return [*elsewhere.command("modeld.worker.loaders.llama_server.xllama"), settings], "xllamacpp"
-    raise LoadFailed(
-        "no llama.cpp engine on this machine: put llama-server on PATH, "
-        "name it in engines.llama_server.binary, "
-        "or install the prebuilt one with: pip install 'modeld[gguf]'",
-        code="no_engine",
-        permanent=True,
-    )
-
-
-def pooling(spec: LoadSpec, model: Path) -> str | None:
-    """Return how the model makes one vector of its tokens': as configured, else as its file says."""
-    chosen: str | None = spec.options.get("pooling")
-    return chosen or own_pooling(model)
-
-
-def embedding_batch(options: dict[str, Any]) -> int:
-    """Return how many tokens an embedding model must take at once: an input cannot be split.
-
-    Whole inputs of the context's length must fit into a physical batch, or the engine fails on them.
-    """
-    context = int(options.get("n_ctx", DEFAULT_CONTEXT)) or OWN_CONTEXT_BATCH
-    return max(int(options.get("n_batch") or 0), context)
-
-
-def _flags(spec: LoadSpec, model: Path, sock: Path) -> list[str]:
-    options = spec.options
-    parallel = int(options.get("parallel") or 1)
-    flags = ["-m", str(model), "--host", str(sock), "--jinja", "-np", str(parallel)]
-    # 0 is "what the model was trained for", and goes through as it is.
-    flags += ["-c", str(int(options.get("n_ctx", DEFAULT_CONTEXT)) * parallel)]
-    for key, flag in (
-        ("n_batch", "-b"),
-        ("threads", "-t"),
-        ("mmproj", "--mmproj"),
-        ("cache_reuse", "--cache-reuse"),
-        ("cache_ram_mib", "--cache-ram"),
-    ):
-        if options.get(key) is not None:
-            flags += [flag, str(options[key])]
-    # -1 is llama.cpp's own default: as many layers as fit.
-    if options.get("n_gpu_layers", -1) != -1:
-        flags += ["-ngl", str(options["n_gpu_layers"])]
-    template = options.get("chat_template")
-    if template:
-        flags += ["--chat-template-file" if Path(template).is_file() else "--chat-template", str(template)]
-    if spec.usecase == "embed":
-        flags += ["--embeddings", "-b", str(embedding_batch(options)), "-ub", str(embedding_batch(options))]
-        kind = pooling(spec, model)
-        flags += ["--pooling", kind] if kind else []
-    if options.get("context_shift"):
-        flags.append("--context-shift")
-    return [*flags, *map(str, options.get("extra_args") or ())]
 
 
 class Engine:
@@ -174,6 +59,7 @@ class Engine:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=1 << 20,
+            env={**os.environ, NO_VIDEO[0]: NO_VIDEO[1]},
         )
         return cls(process, sock, name)
 

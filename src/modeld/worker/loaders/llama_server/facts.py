@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from modeld.errors import BadRequest, LoadFailed, ModeldError
@@ -61,14 +62,29 @@ def device_of(spec: LoadSpec) -> str:
     return "cpu" if spec.options.get("n_gpu_layers") == 0 else "chosen by the engine"
 
 
-def of_chat(props: dict[str, Any], template: TemplateFacts, engine: Engine, spec: LoadSpec) -> Facts:
-    """Return the facts of a language model, from the engine's `/props` and what the template can do."""
+def of_chat(
+    props: dict[str, Any], template: TemplateFacts, engine: Engine, spec: LoadSpec, seeing: Path | None
+) -> Facts:
+    """Return the facts of a language model, from the engine's `/props` and what the template can do.
+
+    `seeing` is the projector that it was started with.
+    """
     capabilities = ["chat", "completion", "tools", "json_schema", "logprobs", "tokenize"]
     source = str(props.get("chat_template") or "")
     if "<think>" in source or "enable_thinking" in source or "reasoning_content" in source:
         capabilities.append("reasoning")
     if (props.get("modalities") or {}).get("vision"):
         capabilities.append("vision")
+    detail = {
+        "engine": engine.name,
+        "tools": "rendered by the template" if template.renders_tools else "rendered by modeld",
+    }
+    if seeing is not None:
+        detail["projector"] = str(seeing)
+    if adapters := spec.options.get("lora"):
+        detail["lora"] = ", ".join(f"{each['path']} × {each['scale']:g}" for each in adapters)
+    if draft := spec.options.get("draft_model"):
+        detail["draft"] = str(draft)
     return Facts(
         loader="llama_server",
         device=device_of(spec),
@@ -76,11 +92,26 @@ def of_chat(props: dict[str, Any], template: TemplateFacts, engine: Engine, spec
         bytes_used=resident_bytes(engine.pid),
         context_length=context_of(props),
         capabilities=tuple(capabilities),
-        detail={
-            "engine": engine.name,
-            "tools": "rendered by the template" if template.renders_tools else "rendered by modeld",
-        },
+        detail=detail,
     )
+
+
+async def check_draft(client: Client, draft: str) -> None:
+    """See that the engine really drafts: one whose words are others it leaves out without a word.
+
+    Raises LoadFailed.
+    """
+    try:
+        slots = await client.fetch("GET", "/slots")
+    except ModeldError:
+        return  # switched off in extra_args; then nobody can say
+    if any(slot.get("speculative") is False for slot in slots):
+        raise LoadFailed(
+            f"the engine does not draft with {draft}: the draft model must have the vocabulary of the model; "
+            "take one of the same family, or leave draft_model out",
+            code="draft_refused",
+            permanent=True,
+        )
 
 
 async def probe(client: Client) -> TemplateFacts:

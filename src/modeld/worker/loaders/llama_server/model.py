@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from modeld.protocol.tasks import (
     Usage,
 )
 from modeld.worker.loader import Emit, Report
-from modeld.worker.loaders.llama_server import facts, tokens, translate
+from modeld.worker.loaders.llama_server import facts, pictures, tokens, translate
 from modeld.worker.loaders.llama_server.client import Client, EngineUsage
+from modeld.worker.loaders.llama_server.command import command, model_file, pooling, projector
 from modeld.worker.loaders.llama_server.embedding import EmbeddingModel, cannot
-from modeld.worker.loaders.llama_server.engine import Engine, command, model_file, pooling
+from modeld.worker.loaders.llama_server.engine import Engine
 from modeld.worker.tools import ParserFactory, TemplateFacts, plan
 
 SOCKET_NAME = "engine.sock"
@@ -60,6 +61,7 @@ class LlamaModel:
         self._client = client
         self._template = template
         self._template_kwargs = spec.template_kwargs
+        self._limits = spec.limits
 
     @property
     def died(self) -> asyncio.Future[str]:
@@ -124,8 +126,11 @@ class LlamaModel:
         return _Request(COMPLETIONS, body, prefix=str(answer["content"]))
 
     async def _chat(self, task: ChatTask) -> _Request:
-        """Prepare a conversation. Raises BadRequest for tools that can never work."""
+        """Prepare a conversation. Raises BadRequest for tools and pictures that can never work."""
         planned = plan(task, self._template)
+        if pictures.check(task, self.facts, self._limits) and planned.native_tools and planned.schema:
+            # Pictures go to the chat endpoint only, and that takes no schema beside native tools.
+            planned = plan(task, replace(self._template, renders_tools=False))
         body = {
             "messages": [translate.message(item) for item in planned.messages],
             **translate.chat_common(task, self._template_kwargs),
@@ -211,6 +216,8 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
         if spec.usecase == "embed":
             found = await facts.of_embeddings(client, props, engine, spec, pooling(spec, model))
             return EmbeddingModel(engine, client, found, vocabulary)
+        if draft := spec.options.get("draft_model"):
+            await facts.check_draft(client, draft)
         template = await facts.probe(client)
     except ModeldError as error:
         await engine.stop()
@@ -222,5 +229,5 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
     except BaseException:
         await engine.stop()
         raise
-    found = facts.of_chat(props, template, engine, spec)
+    found = facts.of_chat(props, template, engine, spec, projector(spec, model))
     return LlamaModel(engine, client, found, vocabulary, template, spec)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modeld.worker.loaders.llama_server.engine import DEFAULT_CONTEXT, embedding_batch
+from modeld.protocol.llama import DEFAULT_CONTEXT, NO_PROJECTOR, embedding_batch
+from modeld.worker.loaders.llama_server.engine import NO_VIDEO
 
 
 def _set(path: str, convert: Callable[[str], Any]) -> Callable[[Any, str], None]:
@@ -65,6 +66,8 @@ FLAGS: dict[str, Callable[[Any, str], None]] = {
     "--sse-ping-interval": _set("sse_ping_interval", int),
     "--slot-save-path": _set("slot_save_path", str),
     "--seed": _set("sampling.seed", int),
+    "--verbosity": _set("verbosity", int),
+    "-lv": _set("verbosity", int),
 }
 
 
@@ -102,8 +105,18 @@ def configure(params: Any, options: dict[str, Any]) -> None:
         params.cpuparams.n_threads = int(options["threads"])
     if options.get("context_shift"):
         params.ctx_shift = True
-    if options.get("mmproj"):
+    if options.get("mmproj") not in (None, "", NO_PROJECTOR):
         params.mmproj.path = options["mmproj"]
+        params.video_ffmpeg_bin_dir = NO_VIDEO[1]
+    if options.get("lora"):
+        import xllamacpp
+
+        params.lora_adapters = [
+            xllamacpp.CommonAdapterLoraInfo(str(each["path"]), float(each["scale"]))
+            for each in options["lora"]
+        ]
+    if options.get("draft_model"):
+        _draft(params, options)
     template = options.get("chat_template")
     if template:
         file = Path(template)
@@ -120,6 +133,23 @@ def configure(params: Any, options: dict[str, Any]) -> None:
         if not equals:
             value, *extra = extra
         FLAGS[flag](params, value)
+
+
+def _draft(params: Any, options: dict[str, Any]) -> None:
+    """Let a small model go ahead."""
+    import xllamacpp
+
+    params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+    draft = params.speculative.draft
+    draft.mparams.path = options["draft_model"]
+    for key, name, convert in (
+        ("draft_n_max", "n_max", int),
+        ("draft_n_min", "n_min", int),
+        ("draft_p_min", "p_min", float),
+        ("draft_n_gpu_layers", "n_gpu_layers", int),
+    ):
+        if options.get(key) is not None:
+            setattr(draft, name, convert(options[key]))
 
 
 def main() -> int:
