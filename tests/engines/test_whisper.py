@@ -20,7 +20,7 @@ from modeld.clock import SystemClock
 from modeld.errors import BadRequest, LoadFailed, WorkerDied
 from modeld.hardware import host
 from modeld.protocol.channel import OpenCall
-from modeld.protocol.messages import Facts, LoadSpec
+from modeld.protocol.messages import Facts, LoadSpec, MediaLimits
 from modeld.protocol.tasks import (
     ChatTask,
     Event,
@@ -34,7 +34,7 @@ from modeld.protocol.tasks import (
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.worker import Worker
 from tests.harness.models_whisper import whisper_tiny_en
-from tests.harness.recordings import BROKEN, SENTENCE, SPOKEN, coded, spoken
+from tests.harness.recordings import BROKEN, SENTENCE, SPOKEN, coded, spoken, tone, wav
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,6 +45,9 @@ CANCEL_S = 10.0
 """What the supervisor waits for a cancelled call before it ends the worker."""
 
 MOST_ERRORS = 0.2
+
+LONGEST_S = 900.0
+"""Seconds that a recording may have here."""
 
 
 @dataclass
@@ -81,6 +84,7 @@ async def loaded(model: Path, folder: Path) -> AsyncIterator[Ears]:
             path=str(model),
             runtime_dir=str(run),
             options={"n_threads": 1, "flash_attn": False},
+            limits=MediaLimits(audio_seconds=LONGEST_S),
         )
         facts = await worker.load(spec, lambda stage, fraction: stages.append((stage, fraction)))
         yield Ears(worker, facts, stages, ring)
@@ -171,6 +175,51 @@ async def test_segments_and_words_carry_what_the_engine_knows(ears: Ears) -> Non
     assert 4 < times[-1] < 5.6
 
 
+async def test_whether_anybody_speaks_is_the_engines_own_figure(ears: Ears) -> None:
+    """Of a voice the engine is sure, of a tone it is not: no_speech_prob is between 0 and 1, and differs."""
+    voice = (await ears.hear(TranscribeTask(media=SPOKEN.read_bytes())))[0]
+    sound = (await ears.hear(TranscribeTask(media=tone(8.0))))[0]
+    assert isinstance(voice, Segment)
+    assert isinstance(sound, Segment)
+    assert 0 < voice.no_speech_prob < 0.1 < sound.no_speech_prob < 1
+
+
+async def test_the_temperature_told_is_the_one_that_was_used(ears: Ears) -> None:
+    """A voice is written down at 0; what the engine is unsure of is tried again hotter, and that is told; a
+    temperature that was asked for is the only one.
+    """
+    for media, asked, told in (
+        (SPOKEN.read_bytes(), None, {0.0}),
+        (tone(8.0), None, {0.2, 0.4, 0.6, 0.8, 1.0}),
+        (tone(8.0), 0.5, {0.5}),
+    ):
+        events = await ears.hear(TranscribeTask(media=media, temperature=asked))
+        seen = {event.temperature for event in events if isinstance(event, Segment)}
+        assert seen <= told
+        assert seen
+
+
+async def test_ten_minutes_are_written_down_whole_and_on_the_way(ears: Ears) -> None:
+    """Segments of a long recording come one after the other while it is worked on, in order, to its end, and
+    hardly a sentence is lost.
+    """
+    times = 75
+    call = ears.worker.call(TranscribeTask(media=spoken(3.0, times=times)), "local")
+    batches: list[list[Event]] = []
+    while (batch := await call.take(PATIENCE)) is not None:
+        batches.append(batch)
+    events = [event for batch in batches for event in batch]
+    *segments, transcript, _ = events
+    assert isinstance(transcript, Transcript)
+    assert transcript.duration == pytest.approx(times * 8.14, rel=0.01)
+    assert len(batches) > 10
+    starts = [segment.start for segment in segments if isinstance(segment, Segment)]
+    assert starts == sorted(starts)
+    assert [segment.id for segment in segments if isinstance(segment, Segment)] == list(range(len(segments)))
+    assert transcript.duration - 15 < starts[-1] < transcript.duration
+    assert len(re.findall("fox", heard(events))) >= 0.9 * times
+
+
 async def test_two_at_once_take_turns(ears: Ears) -> None:
     """A model works on one recording at a time; both are answered, and alike."""
     task = TranscribeTask(media=SPOKEN.read_bytes())
@@ -202,6 +251,35 @@ async def test_bad_media_is_the_callers_fault_and_the_worker_lives(ears: Ears, n
         await ears.hear(TranscribeTask(media=BROKEN[name]))
     assert caught.value.code == "invalid_audio"
     assert not ears.worker.ended.done()
+
+
+async def test_what_is_too_long_is_refused_also_while_another_is_worked_on(ears: Ears) -> None:
+    """Eighty minutes of silence in a small file are refused by their packets, before it is its turn."""
+    media = coded(wav(bytes(2 * 8000 * 4800), rate=8000), "flac", "flac")
+    assert len(media) < 1 << 20
+    busy = ears.worker.call(TranscribeTask(media=spoken(3.0, times=50)), "local")
+    while not await busy.take(PATIENCE):
+        pass
+    with pytest.raises(BadRequest, match=r"media\.audio_seconds") as caught:
+        await ears.hear(TranscribeTask(media=media))
+    assert caught.value.code == "audio_too_long"
+    assert not busy.over.done()
+    busy.cancel()
+    await asyncio.wait_for(busy.over, CANCEL_S)
+
+
+async def test_a_cancelled_call_in_the_queue_is_over_at_once(ears: Ears) -> None:
+    """It never begins; the one that is worked on goes on, and the one behind both gets its turn."""
+    first = ears.worker.call(TranscribeTask(media=spoken(3.0, times=3)), "local")
+    while not await first.take(PATIENCE):
+        pass
+    second = ears.worker.call(TranscribeTask(media=spoken(3.0, times=100)), "local")
+    second.cancel()
+    await asyncio.wait_for(second.over, CANCEL_S)
+    assert not first.over.done() or first.over.exception() is None
+    await rest(first)
+    again = await ears.hear(TranscribeTask(media=SPOKEN.read_bytes()))
+    assert word_errors(SENTENCE, heard(again)) <= MOST_ERRORS
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,12 @@ SPOKEN = Path(__file__).parents[1] / "fixtures" / "fox.ogg"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the old river runs slowly to the sea."
 """What is said in it."""
 
+JAPANESE = Path(__file__).parents[1] / "fixtures" / "weather_ja.ogg"
+"""Ogg Opus, 24 kHz, 6.6 s, a synthetic voice that speaks Japanese."""
+
+SAID_IN_JAPANESE = ("こんにちは", "天気", "日本語", "ありがとう")
+"""Words that are said in it: hello, weather, Japanese, thank you."""
+
 
 def tone(seconds: float, *, rate: int = 16000, channels: int = 1, hertz: float = 440.0) -> bytes:
     """Return a WAV file with a tone."""

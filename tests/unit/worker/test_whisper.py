@@ -135,6 +135,10 @@ class ScriptedEngine(Engine):
             at = end
         run.check()
 
+    def fallbacks(self) -> int:
+        """Count none."""
+        return 0
+
     def language(self) -> str:
         """Hear German."""
         return "de"

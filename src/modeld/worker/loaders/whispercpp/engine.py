@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from modeld.errors import EngineError, LoadFailed
 from modeld.protocol.tasks import Segment
 from modeld.worker.loaders.whispercpp.languages import UNSPACED
+from modeld.worker.loaders.whispercpp.native import Native
 from modeld.worker.loaders.whispercpp.segments import Passage, Token, segment
 from modeld.worker.media.decode import RATE, Recording
 
@@ -31,6 +32,9 @@ TICK = RATE // 100
 
 CARRIED = 200
 """Characters of what was written last that the next stretch gets as its prompt."""
+
+HOTTER = 0.2
+"""How much hotter each further attempt at a window is, when the one before repeated itself or was unsure."""
 
 _ERROR = 4
 """ggml's level of log lines that tell of a failure."""
@@ -62,6 +66,7 @@ class Engine:
         self._binding = binding
         self._context = context
         self._threads = threads
+        self._native = Native(binding, context)
         self._text_ids: int = binding.whisper_token_eot(context)
         self._multilingual = bool(binding.whisper_is_multilingual(context))
 
@@ -92,8 +97,8 @@ class Engine:
         params.language = language or ("auto" if self._multilingual else "en")
         params.initial_prompt = prompt
         params.temperature = wish.temperature
-        if wish.temperature > 0:
-            params.temperature_inc = 0.0  # no other temperature than the one that was asked for
+        # No other temperature than the one that was asked for.
+        params.temperature_inc = 0.0 if wish.temperature > 0 else HOTTER
         params.token_timestamps = wish.words
         params.suppress_nst = True  # as OpenAI's own decoder does: no notes, no [BLANK_AUDIO]
         binding.assign_new_segment_callback(params, run.on_segments)
@@ -118,9 +123,14 @@ class Engine:
                 end=binding.whisper_full_get_segment_t1(context, at),
                 text=binding.whisper_full_get_segment_text(context, at).decode("utf-8", "replace"),
                 tokens=tuple(self._tokens(at)),
+                no_speech_prob=self._native.no_speech(at),
             )
             for at in range(total - count, total)
         ]
+
+    def fallbacks(self) -> int:
+        """Return how many temperatures have been given up since the model was loaded."""
+        return self._native.fallbacks()
 
     def to_segment(self, passage: Passage, **where: Any) -> Segment:
         """Return the event for a passage."""
@@ -152,7 +162,8 @@ class _Run:
         self._offset = 0  # samples before the stretch
         self._count = 0
         self._window = self._heard = 0  # ticks of the recording
-        self._held: list[tuple[Passage, int]] = []  # the newest, with its window
+        self._cold = 0  # fallbacks before the window
+        self._held: list[tuple[Passage, int, float]] = []  # the newest, with its window and temperature
         self._failure: BaseException | None = None
 
     def work(self, sound: Samples, last: bool) -> None:
@@ -165,11 +176,11 @@ class _Run:
         if self.language is None:
             self.language = self._engine.language()
         self.next = sound.size
-        for passage, seek in self._held:
-            if not last and passage.start * TICK >= sound.size // 2:
-                self.next = passage.start * TICK
+        for held in self._held:
+            if not last and held[0].start * TICK >= sound.size // 2:
+                self.next = held[0].start * TICK
             else:
-                self._give(passage, seek)
+                self._give(*held)
         self._offset += self.next
 
     def check(self) -> None:
@@ -183,7 +194,11 @@ class _Run:
 
     def may_begin(self, *_: Any) -> bool:
         """Answer the engine, which asks before it encodes the next half minute: from where the last ended."""
-        self._window = self._heard
+        try:
+            self._window = self._heard
+            self._cold = self._engine.fallbacks()
+        except BaseException as error:
+            self._failure = error
         return not self.stopped()
 
     def on_segments(self, _context: Any, count: int, _data: Any = None) -> None:
@@ -191,16 +206,18 @@ class _Run:
         try:
             if self._wish.language is None and self.language is None:
                 self.language = self._engine.language()
-            passages = self._engine.passages(count)
-            for passage in passages:
+            temperature = self._wish.temperature
+            if not temperature:
+                temperature = round((self._engine.fallbacks() - self._cold) * HOTTER, 1)
+            for passage in self._engine.passages(count):
                 for before in self._held:
                     self._give(*before)
-                self._held = [(passage, self._window)]
+                self._held = [(passage, self._window, temperature)]
                 self._heard = self._offset // TICK + passage.end
         except BaseException as error:
             self._failure = error
 
-    def _give(self, passage: Passage, seek: int) -> None:
+    def _give(self, passage: Passage, seek: int, temperature: float) -> None:
         self.tokens += len(passage.tokens)
         self._prompt = (self._prompt + passage.text)[-CARRIED:]
         event = self._engine.to_segment(
@@ -208,7 +225,7 @@ class _Run:
             id=self._count,
             offset=self._offset // TICK,
             seek=seek,
-            temperature=self._wish.temperature,
+            temperature=temperature,
             words=self._wish.words,
             spaced=self._wish.translate or self.language not in UNSPACED,
         )

@@ -31,6 +31,7 @@ class Passage:
     end: int
     text: str
     tokens: tuple[Token, ...]
+    no_speech_prob: float = 0.0
 
 
 def segment(
@@ -60,6 +61,7 @@ def segment(
         temperature=temperature,
         avg_logprob=sum(token.logprob for token in spoken) / len(spoken) if spoken else 0.0,
         compression_ratio=compression_ratio(passage.text),
+        no_speech_prob=passage.no_speech_prob,
         words=tuple(_words(spoken, offset, spaced)) if words else (),
     )
 
