@@ -54,11 +54,14 @@ class Wanted:
     """What a configuration file asks of the machine.
 
     `models` are its models by loader. `programs` are the llama-server programs it names itself: with one of
-    these the loader's own search does not matter. `gpus` are the models that say they need a GPU.
+    these the loader's own search does not matter. `interpreters` are those it names, by (loader, path), with
+    the models that they run: there, too, the search does not matter. `gpus` are the models that say they need
+    a GPU.
     """
 
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     programs: frozenset[str] = frozenset()
+    interpreters: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
 
 
@@ -87,19 +90,39 @@ def doctor(context: click.Context, file: Path | None, state_dir: Path | None) ->
     config, found = _configuration(file)
     tell(found)
     wanted = wanted_by(config) if config is not None else None
-    tell(engines(_find_engines(), wanted))
-    tell(memories(_look(), wanted))
     chosen = state_dir or (config.state_dir if config is not None else None)
+    tell(engines(_find_engines(chosen), wanted))
+    tell(interpreters(_ask(wanted.interpreters), wanted) if wanted is not None else [])
+    tell(memories(_look(), wanted))
     tell(_state(chosen))
     tell([Finding(Mark.WRONG, f"{count(wrong, 'thing')} to put right")] if wrong else [])
     context.exit(1 if wrong else 0)
 
 
-def _find_engines() -> Mapping[str, Capability]:
+def _find_engines(state_dir: Path | None) -> Mapping[str, Capability]:
+    """Look in the daemon's own environment, and in those that modeld has made."""
+    from modeld.clock import SystemClock
+    from modeld.engines.place import Place
+    from modeld.supervisor.capabilities import Capabilities
+
+    try:
+        managed = Place(paths.state_dir(state_dir, os.environ)).python
+    except UsageError:  # told of where the state directory is looked at
+        return asyncio.run(Capabilities(clock=SystemClock()).all())
+    return asyncio.run(Capabilities(clock=SystemClock(), managed=managed).all())
+
+
+def _ask(asked: Iterable[tuple[str, str]]) -> Mapping[tuple[str, str], Capability]:
+    """Ask each interpreter that is named for its loader's engine."""
     from modeld.clock import SystemClock
     from modeld.supervisor.capabilities import Capabilities
 
-    return asyncio.run(Capabilities(clock=SystemClock()).all())
+    look = Capabilities(clock=SystemClock())
+
+    async def all_of_them() -> Mapping[tuple[str, str], Capability]:
+        return {(loader, python): await look.find(loader, python=python) for loader, python in asked}
+
+    return asyncio.run(all_of_them())
 
 
 def _look() -> Machine:
@@ -128,16 +151,22 @@ def _configuration(file: Path | None) -> tuple[Config | None, list[Finding]]:
 def wanted_by(config: Config) -> Wanted:
     """Return what a configuration asks of the machine."""
     models: dict[str, tuple[str, ...]] = {}
+    interpreters: dict[tuple[str, str], tuple[str, ...]] = {}
     programs, gpus = set(), []
     for key, _, model in config.keyed_models():
-        binary = config.options_for(model).get("binary") if model.loader == "llama_server" else None
+        options = config.options_for(model)
+        binary = options.get("binary") if model.loader == "llama_server" else None
+        python = options.get("python")
+        if python is not None:
+            named = (model.loader, python)
+            interpreters[named] = (*interpreters.get(named, ()), key)
         if binary is not None:
             programs.add(str(binary))
-        else:
+        elif python is None:
             models[model.loader] = (*models.get(model.loader, ()), key)
         if model.gpus:
             gpus.append(key)
-    return Wanted(models, frozenset(programs), tuple(gpus))
+    return Wanted(models, frozenset(programs), interpreters, tuple(gpus))
 
 
 # --- engines ------------------------------------------------------------------------------------------------
@@ -160,7 +189,8 @@ def engines(found: Mapping[str, Capability], wanted: Wanted | None) -> Iterator[
             continue
         detail = said(capability.detail)
         if capability.available:
-            yield Finding(Mark.OK, f"engine {loader}: {detail}")
+            where = f", in the environment of {one_line(capability.python)}" if capability.python else ""
+            yield Finding(Mark.OK, f"engine {loader}: {detail}{where}")
             continue
         fix = f"to get it: {one_line(capability.fix)}" if capability.fix else "there is none for this machine"
         waiting = needed.get(loader, ())
@@ -178,6 +208,19 @@ def engines(found: Mapping[str, Capability], wanted: Wanted | None) -> Iterator[
         capability.available for loader, capability in found.items() if loader != "fake"
     ):
         yield Finding(Mark.WRONG, "no engine is there, so no model can be served; install one of those above")
+
+
+def interpreters(found: Mapping[tuple[str, str], Capability], wanted: Wanted) -> Iterator[Finding]:
+    """Yield a finding for each interpreter that the file names: the engine there, or what it lacks."""
+    for (loader, python), capability in sorted(found.items()):
+        name = f"engine {loader} of {one_line(python)}, which the file names"
+        detail = said(capability.detail)
+        if capability.available:
+            yield Finding(Mark.OK, f"{name}: {detail}")
+        else:
+            fix = f"; to get it: {one_line(capability.fix)}" if capability.fix else ""
+            who = _named(wanted.interpreters[loader, python])
+            yield Finding(Mark.WRONG, f"{name}: {detail}{fix}; needed by {who}")
 
 
 def _named(models: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from modeld.engines.guard import guarded, signalled
 from modeld.engines.pins import Recipe
 from modeld.errors import ModeldError
 from modeld.protocol.capabilities import Capability
@@ -40,23 +41,16 @@ def check(loader: str, recipe: Recipe, python: Path, env: Mapping[str, str]) -> 
 
 
 def _run(command: Sequence[str], env: Mapping[str, str], limit: float, what: str) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ModeldError(f"{what} did not end within {limit:g} s", code="engine_check") from None
-    except OSError as error:
-        raise ModeldError(f"{what} cannot be started: {error.strerror}", code="engine_check") from error
-    if done.returncode != 0:
-        words = "\n".join(done.stderr.decode("utf-8", "replace").strip().splitlines()[-LAST_LINES:])
+    with guarded(command, env, apart=True) as process:
+        try:
+            said, complained = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise ModeldError(f"{what} did not end within {limit:g} s", code="engine_check") from None
+    code = signalled(process.returncode)
+    if code != 0:
+        words = "\n".join(complained.decode("utf-8", "replace").strip().splitlines()[-LAST_LINES:])
         raise ModeldError(
-            f"{what} {exit_words(done.returncode)}" + (f"; its last words:\n{words}" if words else ""),
+            f"{what} {exit_words(code)}" + (f"; its last words:\n{words}" if words else ""),
             code="engine_check",
         )
-    return done.stdout.decode("utf-8", "replace").strip()
+    return said.decode("utf-8", "replace").strip()

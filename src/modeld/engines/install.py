@@ -13,6 +13,7 @@ from pathlib import Path
 
 from modeld.engines import pip
 from modeld.engines.check import check
+from modeld.engines.guard import guarded
 from modeld.engines.pins import Recipe, Step, Variant
 from modeld.engines.pip import Beat, Tell
 from modeld.engines.place import SHORT_S, Installed, Place, in_use, remove_tree, size_of
@@ -82,10 +83,13 @@ def check_room(recipe: Recipe, folder: Path) -> None:
 
 
 def make_environment(home: Path, environment: Mapping[str, str]) -> Path:
-    """Make an empty virtual environment of this program's Python, with pip in it; return its interpreter."""
+    """Make an empty virtual environment of this program's Python, with a pip only if there is none here;
+    return its interpreter.
+    """
     home.mkdir(mode=0o700)
     output = ""
-    with pip.run([sys.executable, "-m", "venv", str(home)], environment) as process:
+    bare = ["--without-pip"] if pip.here() else []
+    with guarded([sys.executable, "-m", "venv", *bare, str(home)], environment) as process:
         try:
             said, _ = process.communicate(timeout=VENV_S)
         except subprocess.TimeoutExpired:

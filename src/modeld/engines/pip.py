@@ -6,6 +6,7 @@ so that is read off the growing file, and the number of installed packages off t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import selectors
@@ -13,11 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from modeld.engines.guard import guarded
 from modeld.errors import ModeldError
 from modeld.library.fetch import megabytes, without_credentials
 
@@ -26,8 +28,6 @@ TICK_S = 0.25
 
 KEPT = 1 << 16
 """Characters of pip's output that are kept for its last words."""
-
-WARDEN = Path(__file__).with_name("warden.py")
 
 _UNSET = (
     "PIP_LOG",
@@ -108,6 +108,18 @@ def _short(file: str) -> str:
     return "-".join(file.rpartition("/")[2].split("-")[:2]).removesuffix(".tar.gz")
 
 
+def here() -> bool:
+    """Say whether this program's own environment has pip, which then works for all others."""
+    return importlib.util.find_spec("pip") is not None
+
+
+def command_for(python: Path) -> list[str]:
+    """Return the command of a pip that works on the environment of `python`."""
+    if here():
+        return [sys.executable, "-P", "-m", "pip", "--python", str(python)]
+    return [str(python), "-P", "-m", "pip"]
+
+
 def install(
     python: Path,
     packages: Sequence[str],
@@ -120,12 +132,12 @@ def install(
 
     `scratch` is an empty folder for what pip unpacks. Whatever ends this ends pip and its compilers.
     """
-    command = [str(python), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
+    command = [*command_for(python), "install", "--no-input", "--progress-bar", "off"]
     command += [*options, *packages]
     reading, output, line = Reading(), "", ""
     before = _packages_in(python)
     most, file_of = 0, ""
-    with run(command, {**environment, "TMPDIR": str(scratch)}) as process:
+    with guarded(command, {**environment, "TMPDIR": str(scratch)}) as process:
         for piece in _pieces(process):
             output = (output + piece)[-KEPT:]
             *lines, line = (line + piece).split("\n")
@@ -157,33 +169,6 @@ def explained(output: str, code: int) -> str:
     return f"pip says: {words}"
 
 
-@contextmanager
-def run(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program under a warden, its output and errors in one pipe; nothing of it is left at the end."""
-    reader, writer = os.pipe()
-    try:
-        with subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WARDEN), *command],
-            stdin=reader,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            start_new_session=True,  # Ctrl-C is for this program, which then ends that one
-        ) as process:
-            os.close(reader)
-            reader = -1
-            try:
-                yield process
-            finally:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, 9)
-                process.wait()
-    finally:
-        os.close(writer)
-        if reader >= 0:
-            os.close(reader)
-
-
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables under which pip and a new interpreter run: the owner's, but for what misleads."""
     kept = {key: value for key, value in env.items() if key not in _UNSET}
@@ -198,7 +183,7 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
 def has_own_index(python: Path, env: Mapping[str, str]) -> bool:
     """Say whether the owner has pip look elsewhere than in the public index."""
     asked = subprocess.run(
-        [str(python), "-m", "pip", "config", "list"],
+        [*command_for(python), "config", "list"],
         env=dict(env),
         capture_output=True,
         text=True,

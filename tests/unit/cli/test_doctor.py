@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Place:
 def place(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Give a machine with one engine and no GPU."""
     place = Place(short_dir / "state")
-    monkeypatch.setattr(room, "_find_engines", lambda: place.engines)
+    monkeypatch.setattr(room, "_find_engines", lambda state_dir: place.engines)
     monkeypatch.setattr(room, "_look", lambda: place.machine)
     return place
 
@@ -120,6 +121,35 @@ def test_program_of_the_file(place: Place, tmp_path: Path) -> None:
     result = place.doctor(str(file))
     assert result.exit_code == 0
     assert f"ok     engine {program}, which the file names, is there" in result.stdout
+
+
+def test_interpreters_of_the_file(place: Place, tmp_path: Path) -> None:
+    """An interpreter that FILE names, for a loader or for one model, is asked itself; what it lacks is wrong,
+    with the models, whatever else there is.
+    """
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        f"engines: {{llama_server: {{python: {sys.executable}}}}}\n"
+        "models:\n"
+        "  - {name: qwen, model: qwen.gguf, loader: llama_server, usecase: generate}\n"
+        "  - {name: own, model: x.gguf, loader: llama_server, usecase: generate, python: ./none/python}\n"
+    )
+    result = place.doctor(str(file))
+    assert result.exit_code == 1
+    assert f"ok     engine llama_server of {sys.executable}, which the file names: " in result.stdout
+    none = tmp_path / "none" / "python"
+    assert (
+        f"wrong  engine llama_server of {none}, which the file names: the interpreter {none} cannot be "
+        "started: No such file or directory; needed by own" in result.stdout
+    )
+    assert "wrong  1 thing to put right" in result.stdout
+
+
+def test_an_environment_that_modeld_has_made_is_named(place: Place) -> None:
+    """An engine that is not in the daemon's own environment is shown with its interpreter."""
+    place.engines = {**THERE, "vllm": Capability(True, "vllm 1", python="/state/engines/vllm/1/bin/python")}
+    line = "ok     engine vllm: vllm 1, in the environment of /state/engines/vllm/1/bin/python\n"
+    assert line in place.doctor().stdout
 
 
 def test_engines_words_are_escaped() -> None:

@@ -39,7 +39,7 @@ def test_help_lists_every_command() -> None:
     """The help shows the commands in the table's order, without importing them."""
     result = CliRunner().invoke(cli.modeld, ["-h"])
     listed = [line.split()[0] for line in result.stdout.partition("Commands:\n")[2].splitlines()]
-    assert (result.exit_code, listed) == (0, ["serve", "check", "doctor", "ctl", "version"])
+    assert (result.exit_code, listed) == (0, ["serve", "check", "doctor", "engines", "ctl", "version"])
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))

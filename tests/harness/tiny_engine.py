@@ -1,0 +1,68 @@
+"""A tiny engine as a wheel, in a folder that stands in for a package index."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from modeld.engines.pins import Recipe, Step
+
+NAME = "whispercpp"
+"""The loader whose engine the tiny one pretends to be."""
+
+MSGSPEC = f"msgspec=={importlib.metadata.version('msgspec')}"
+
+
+def write_wheel(folder: Path, name: str, version: str, files: Mapping[str, str]) -> Path:
+    """Write a wheel of pure Python."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    about = f"{name}-{version}.dist-info"
+    files = {
+        **files,
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{file},,\n" for file in (*files, f"{about}/RECORD"))
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in {**files, f"{about}/RECORD": record}.items():
+            archive.writestr(file, text)
+    return path
+
+
+def repack(folder: Path, name: str) -> Path:
+    """Write the wheel that an installed package came from."""
+    found = importlib.metadata.distribution(name)
+    tags = [line[5:] for line in (found.read_text("WHEEL") or "").splitlines() if line.startswith("Tag: ")]
+    python, abi, _ = tags[0].split("-")
+    platforms = ".".join(dict.fromkeys(tag.split("-")[2] for tag in tags))
+    path = folder / f"{found.name}-{found.version}-{python}-{abi}-{platforms}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in found.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts and file.name != "INSTALLER":
+                archive.write(str(found.locate_file(file)), str(file))
+    return path
+
+
+def index(folder: Path) -> Path:
+    """Make a folder with what a worker needs, for `engine` to add to."""
+    folder.mkdir()
+    repack(folder, "msgspec")
+    return folder
+
+
+def engine(packages: Path, version: str, code: str = "", name: str = "pywhispercpp") -> None:
+    """Add a version of the tiny engine; `code` runs when it is imported."""
+    write_wheel(packages, name, version, {f"{name}/__init__.py": code})
+
+
+def recipe(packages: Path, version: str, *names: str, disk: int = 1000) -> Recipe:
+    """Return the recipe that installs it (`names`: other packages), from that folder alone.
+
+    The last package is the one that is imported when it is tried out.
+    """
+    names = names or ("pywhispercpp",)
+    options = ("--no-index", "--find-links", str(packages))
+    pins = (*(f"{name}=={version}" for name in names), MSGSPEC)
+    return Recipe((Step(pins, options),), names[0], names[-1:], disk)
