@@ -19,6 +19,7 @@ def check(file: Path) -> None:
     from modeld.config.load import load
 
     loaded = load(file, os.environ)
+    _check_references(loaded.config, file)
     count = sum(1 for _ in loaded.config.keyed_models())
     click.echo(f"{file}: ok, {_counted(count, 'model')}")
     for route, models in _gateways(loaded.config):
@@ -28,6 +29,32 @@ def check(file: Path) -> None:
             click.echo(f"    {_wishes(loaded.config, model)}")
     for line in loaded.warnings:
         click.echo(f"warning: {line}")
+
+
+def _check_references(config: Config, file: Path) -> None:
+    """Raise ConfigError, with its place, for a reference to a package or to a demo model that is wrong.
+
+    These are the references that can be judged without a look at the disk.
+    """
+    from modeld.config.document import Document
+    from modeld.config.explain import dotted
+    from modeld.errors import ConfigError, UsageError
+    from modeld.library.refs import parse
+
+    places: list[tuple[tuple[str | int, ...], Model]] = [
+        (("models", at, "model"), model) for at, model in enumerate(config.models)
+    ]
+    for number, gateway in enumerate(config.gateways):
+        own = enumerate(gateway.models)
+        places += [(("gateways", number, "models", at, "model"), model) for at, model in own]
+    for path, model in places:
+        if model.model.startswith(("pypi:", "demo:")):
+            try:
+                parse(model.model, None)
+            except UsageError as error:
+                line, column = Document(file.read_text("utf-8"), file).place(path)
+                message = f"{dotted(path)}: {error}"
+                raise ConfigError(message, file=file, line=line, column=column) from None
 
 
 def _gateways(config: Config) -> list[tuple[str, tuple[Model, ...]]]:

@@ -151,7 +151,8 @@ def _guessed_loader(model: str) -> str:
 
 
 def _guessed_name(model: str) -> str:
-    # "org/repo:glob" is known by its repository, everything else by its file.
+    # "org/repo:glob" is known by its repository, "demo:name" by its name, everything else by its file.
+    model = model.removeprefix("demo:")
     is_path = model.startswith(("/", ".", "~", "file:", "pypi:"))
     text = model if is_path else model.partition(":")[0]
     last = text.rstrip("/").rpartition("/")[2]

@@ -68,7 +68,8 @@ class Model(Section):
 
     name: Name = Field(description="Name that callers ask for; unique in its gateway, aliases included.")
     model: PlainText = Field(
-        description="What to load: a path, `repo`, `repo:glob` or `pypi:package==version/path/in/wheel`."
+        description="What to load: a path, `repo`, `repo:glob`, `pypi:package==version/path/in/wheel`, or "
+        "`demo:name` for a model of the demo."
     )
     usecase: Usecase = Field(description="What the model is for; the image loaders may leave it out.")
     loader: LoaderName = Field(description="Engine that runs it.")

@@ -137,3 +137,36 @@ def test_possible_groups_of_gpus_are_accepted(tmp_path: Path, gpus: str, sizes: 
         f"      pipeline_parallel_size: {sizes[1]}\n"
     )
     assert CliRunner().invoke(modeld, ["check", str(file)]).exit_code == 0
+
+
+@pytest.mark.parametrize("model", ["demo:kokoro", "pypi:some-model==1.0/some_model/m.gguf"])
+def test_what_is_fetched_can_be_judged_without_a_network(tmp_path: Path, model: str) -> None:
+    """A reference to a demo model or into a package is taken as it is."""
+    file = tmp_path / "m.yaml"
+    file.write_text(f"models:\n  - {{name: m, model: '{model}', usecase: tts, loader: sherpa_onnx}}\n")
+    result = CliRunner().invoke(modeld, ["check", str(file)])
+    assert (result.exit_code, f"m: sherpa_onnx, tts, {model}" in result.output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            "demo:kokoko",
+            "there is no demo model of that name; there are demo:kokoro, demo:minilm",
+        ),
+        ("pypi:some-model/m.gguf", "one exact version is needed; expected pypi:package==version/"),
+    ],
+)
+@pytest.mark.parametrize("gateway", [False, True])
+def test_a_wrong_reference_has_its_place(tmp_path: Path, model: str, message: str, gateway: bool) -> None:
+    """A demo model that is none, or half a package, is refused with file, line and column."""
+    entry = f"- name: m\n  model: {model}\n  usecase: tts\n  loader: sherpa_onnx\n"
+    before = "gateways:\n- name: g\n  models:\n" if gateway else "models:\n"
+    indent = "  " if gateway else ""
+    file = tmp_path / "m.yaml"
+    file.write_text(before + "".join(f"{indent}{line}\n" for line in entry.splitlines()))
+    result = CliRunner().invoke(modeld, ["check", str(file)])
+    place, path = ("5:12", "gateways[0].models[0].model") if gateway else ("3:10", "models[0].model")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{file}:{place}: {path}: '{model}': {message}")
