@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,16 @@ LEVELS = (1, 2, 4, 4)
 
 def sdcpp_model(*, encoder: bool = True, cache: Path = CACHE) -> Path:
     """Return the model's file, built once; without the encoder it takes no pictures in."""
-    folder = cache / f"tiny-sdcpp-{RECIPE}{'' if encoder else '-words'}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
-        try:
-            _build(new / "image.gguf", encoder)
-            try:
-                new.rename(folder)
-            except OSError:  # somebody else was faster
-                if not folder.exists():
-                    raise
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-    return folder / "image.gguf"
+    words = "" if encoder else "-words"
+    return (
+        _built(cache / f"tiny-sdcpp-{RECIPE}{words}", lambda folder: _whole(folder, encoder)) / "image.gguf"
+    )
+
+
+def sdcpp_parts(cache: Path = CACHE) -> dict[str, Path]:
+    """Return the model without an encoder in three files, built once: "diffusion", "llm" and "vae"."""
+    folder = _built(cache / f"tiny-sdcpp-{RECIPE}-parts", _parts)
+    return {name: folder / f"{name}.gguf" for name in ("diffusion", "llm", "vae")}
 
 
 def sdcpp(name: str, model: Path, **options: Any) -> dict[str, Any]:
@@ -113,37 +110,64 @@ class _File:
         self._writer.close()
 
 
-def _build(path: Path, encoder: bool) -> None:
-    file = _File(path, 20)
-    _text_encoder(file, "text_encoders.llm.model")
-    _transformer(file, "model.diffusion_model")
-    _decoder(file, "first_stage_model.decoder")
+def _built(folder: Path, build: Callable[[Path], None]) -> Path:
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+        try:
+            build(new)
+            try:
+                new.rename(folder)
+            except OSError:  # somebody else was faster
+                if not folder.exists():
+                    raise
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def _whole(folder: Path, encoder: bool) -> None:
+    file = _File(folder / "image.gguf", 20)
+    _text_encoder(file, "text_encoders.llm.model.")
+    _transformer(file, "model.diffusion_model.")
+    _decoder(file, "first_stage_model.decoder.")
     if encoder:
-        _encoder(file, "first_stage_model.encoder")
+        _encoder(file, "first_stage_model.encoder.")
     file.close()
 
 
+def _parts(folder: Path) -> None:
+    for name, build, at in (
+        ("diffusion", _transformer, ""),
+        ("llm", _text_encoder, "model."),
+        ("vae", _decoder, "decoder."),
+    ):
+        file = _File(folder / f"{name}.gguf", 20)
+        build(file, at)
+        file.close()
+
+
 def _text_encoder(file: _File, at: str) -> None:
-    layer = f"{at}.layers.0"
-    file.linear(f"{at}.embed_tokens", TOKENS, TEXT, "Q4_0", bias=False, gain=TEXT**0.5)
+    layer = f"{at}layers.0"
+    file.linear(f"{at}embed_tokens", TOKENS, TEXT, "Q4_0", bias=False, gain=TEXT**0.5)
     for name, out, into in (("q", QUERY, TEXT), ("k", KEY, TEXT), ("v", KEY, TEXT), ("o", TEXT, QUERY)):
         file.linear(f"{layer}.self_attn.{name}_proj", out, into, "Q8_0", bias=False)
     for name, out, into in (("gate", 64, TEXT), ("up", 64, TEXT), ("down", TEXT, 64)):
         file.linear(f"{layer}.mlp.{name}_proj", out, into, bias=False)
     for name in ("q_norm", "k_norm"):
         file.ones(f"{layer}.self_attn.{name}.weight", HEAD)
-    for name in (f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm", f"{at}.norm"):
+    for name in (f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm", f"{at}norm"):
         file.ones(f"{name}.weight", TEXT)
 
 
 def _transformer(file: _File, at: str) -> None:
-    file.linear(f"{at}.img_in", WIDTH, PATCH)
-    file.linear(f"{at}.txt_in", WIDTH, TEXT)
-    file.ones(f"{at}.txt_norm.scale", TEXT)
-    file.linear(f"{at}.time_in.in_layer", WIDTH, 256)
-    file.linear(f"{at}.time_in.out_layer", WIDTH, WIDTH)
+    file.linear(f"{at}img_in", WIDTH, PATCH)
+    file.linear(f"{at}txt_in", WIDTH, TEXT)
+    file.ones(f"{at}txt_norm.scale", TEXT)
+    file.linear(f"{at}time_in.in_layer", WIDTH, 256)
+    file.linear(f"{at}time_in.out_layer", WIDTH, WIDTH)
     for stream in ("img", "txt"):
-        block = f"{at}.double_blocks.0.{stream}"
+        block = f"{at}double_blocks.0.{stream}"
         file.linear(f"{block}_mod.lin", 6 * WIDTH, WIDTH, gain=4.0)
         file.linear(f"{block}_attn.qkv", 3 * WIDTH, WIDTH)
         file.linear(f"{block}_attn.proj", WIDTH, WIDTH)
@@ -151,8 +175,8 @@ def _transformer(file: _File, at: str) -> None:
             file.ones(f"{block}_attn.norm.{name}.scale", HEAD)
         for name, out, into in (("gate", 512, WIDTH), ("up", 512, WIDTH), ("down", WIDTH, 512)):
             file.linear(f"{block}_mlp.{name}_proj", out, into)
-    file.linear(f"{at}.final_layer.adaLN_modulation.1", 2 * WIDTH, WIDTH)
-    file.linear(f"{at}.final_layer.linear", PATCH, WIDTH)
+    file.linear(f"{at}final_layer.adaLN_modulation.1", 2 * WIDTH, WIDTH)
+    file.linear(f"{at}final_layer.linear", PATCH, WIDTH)
 
 
 def _residual(file: _File, at: str, into: int, out: int) -> None:
@@ -165,36 +189,36 @@ def _residual(file: _File, at: str, into: int, out: int) -> None:
 
 
 def _middle(file: _File, at: str, size: int) -> None:
-    _residual(file, f"{at}.mid.block_1", size, size)
-    file.norm(f"{at}.mid.attn_1.norm", size)
+    _residual(file, f"{at}mid.block_1", size, size)
+    file.norm(f"{at}mid.attn_1.norm", size)
     for name in ("q", "k", "v", "proj_out"):
-        file.convolution(f"{at}.mid.attn_1.{name}", size, size, 1)
-    _residual(file, f"{at}.mid.block_2", size, size)
+        file.convolution(f"{at}mid.attn_1.{name}", size, size, 1)
+    _residual(file, f"{at}mid.block_2", size, size)
 
 
 def _decoder(file: _File, at: str) -> None:
     size = LEVELS[-1] * NARROW
-    file.convolution(f"{at}.conv_in", size, LATENT)
+    file.convolution(f"{at}conv_in", size, LATENT)
     _middle(file, at, size)
     for level in reversed(range(len(LEVELS))):
         for block in range(3):
-            _residual(file, f"{at}.up.{level}.block.{block}", size, LEVELS[level] * NARROW)
+            _residual(file, f"{at}up.{level}.block.{block}", size, LEVELS[level] * NARROW)
             size = LEVELS[level] * NARROW
         if level:
-            file.convolution(f"{at}.up.{level}.upsample.conv", size, size)
-    file.norm(f"{at}.norm_out", size)
-    file.convolution(f"{at}.conv_out", 3, size)
+            file.convolution(f"{at}up.{level}.upsample.conv", size, size)
+    file.norm(f"{at}norm_out", size)
+    file.convolution(f"{at}conv_out", 3, size)
 
 
 def _encoder(file: _File, at: str) -> None:
     size = WIDE
-    file.convolution(f"{at}.conv_in", size, 3)
+    file.convolution(f"{at}conv_in", size, 3)
     for level, times in enumerate(LEVELS):
         for block in range(2):
-            _residual(file, f"{at}.down.{level}.block.{block}", size, times * WIDE)
+            _residual(file, f"{at}down.{level}.block.{block}", size, times * WIDE)
             size = times * WIDE
         if level < len(LEVELS) - 1:
-            file.convolution(f"{at}.down.{level}.downsample.conv", size, size)
+            file.convolution(f"{at}down.{level}.downsample.conv", size, size)
     _middle(file, at, size)
-    file.norm(f"{at}.norm_out", size)
-    file.convolution(f"{at}.conv_out", 2 * LATENT, size)  # mean and spread
+    file.norm(f"{at}norm_out", size)
+    file.convolution(f"{at}conv_out", 2 * LATENT, size)  # mean and spread

@@ -11,12 +11,13 @@ from typing import Any
 
 from modeld.errors import BadRequest
 from modeld.protocol.messages import MediaLimits
+from modeld.protocol.pictures import Format, NotAPicture, look
 from modeld.protocol.tasks import ImageFormat
 
 Size = tuple[int, int]
 """Width and height in pixels."""
 
-FORMATS = ("PNG", "JPEG", "WEBP")
+FORMATS: tuple[Format, ...] = ("png", "jpeg", "webp")
 """What is decoded; other decoders are not tried on strangers' bytes."""
 
 MOST_WEBP = 16_383
@@ -30,32 +31,31 @@ def decode(data: bytes, param: str, limits: MediaLimits) -> Any:
     """
     from PIL import Image, ImageOps
 
-    if not data:
-        raise _invalid(param, "the file is empty")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as file:
-            _check_limits(file.size, param, limits)
+        found = look(data)
+    except NotAPicture as error:
+        raise _unusable(param, str(error)) from None
+    if found.format not in FORMATS:
+        raise _unusable(param, f"it is a {found.format} file; {', '.join(FORMATS)} are taken")
+    size = found.width, found.height
+    if max(size) > limits.image_side or size[0] * size[1] > limits.image_pixels:
+        words = (
+            f"it is {by(size)} pixels; at most {limits.image_side} on a side and "
+            f"{limits.image_pixels} in all are taken"
+        )
+        raise _unusable(param, words, "image_too_large")
+    Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and has been checked
+    try:
+        with Image.open(io.BytesIO(data), formats=[found.format.upper()]) as file:
+            if file.size != size:
+                raise ValueError(f"its headers say {by(size)} and {by(file.size)}")
             return ImageOps.exif_transpose(file).convert("RGBA")
-    except BadRequest:
-        raise
-    except Image.UnidentifiedImageError:
-        raise _invalid(param, f"{len(data)} bytes that are none of {', '.join(FORMATS)}") from None
     except Exception as error:  # decoders raise whatever they like at broken files
         words = str(error).strip() or type(error).__name__
-        raise _invalid(param, f"the file is broken: {words[:200]}") from None
+        raise _unusable(param, f"the file is broken: {words[:200]}") from None
 
 
-def _check_limits(size: Size, param: str, limits: MediaLimits) -> None:
-    if max(size) > limits.image_side or size[0] * size[1] > limits.image_pixels:
-        raise _invalid(
-            param,
-            f"it is {by(size)} pixels; at most {limits.image_side} on a side and "
-            f"{limits.image_pixels} in all are taken",
-            "image_too_large",
-        )
-
-
-def _invalid(param: str, why: str, code: str = "invalid_image") -> BadRequest:
+def _unusable(param: str, why: str, code: str = "invalid_image") -> BadRequest:
     return BadRequest(f"the picture in {param!r} cannot be used: {why}", code=code, param=param)
 
 
