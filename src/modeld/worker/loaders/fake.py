@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from modeld.errors import EngineError, LoadFailed
+from modeld.errors import BadRequest, EngineError, LoadFailed
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
@@ -74,6 +74,12 @@ class FakeModel:
         """Emit the script's tokens for each choice, then Finish and Usage."""
         if not isinstance(task, ChatTask | CompletionTask):
             raise unsupported("fake", task)
+        if isinstance(task, CompletionTask) and task.suffix is not None:
+            raise BadRequest(
+                "the script writes on at a text's end only; leave suffix out",
+                code="unsupported_parameter",
+                param="suffix",
+            )
         if not self._script.ignore_cancel:
             await self._answer(task, emit)
             return
