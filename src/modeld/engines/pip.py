@@ -29,16 +29,10 @@ TICK_S = 0.25
 KEPT = 1 << 16
 """Characters of pip's output that are kept for its last words."""
 
-_UNSET = (
-    "PIP_LOG",
-    "PIP_PREFIX",
-    "PIP_QUIET",
-    "PIP_REQUIRE_VIRTUALENV",
-    "PIP_ROOT",
-    "PIP_TARGET",
-    "PIP_USER",
+_UNSET = frozenset(
+    {"PIP_LOG", "PIP_PREFIX", "PIP_QUIET", "PIP_REQUIRE_VIRTUALENV", "PIP_ROOT", "PIP_TARGET", "PIP_USER"}
+    | {"PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__"}
 )
-_UNSET_PYTHON = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
 """Variables that would send packages, or the interpreter, elsewhere."""
 
 _COLLECTING = re.compile(r"\s*Collecting (\S+)")
