@@ -28,6 +28,7 @@ HEAVY_PACKAGES = (
     "transformers==5.24.0",
     "safetensors==0.8.0",
     "pillow==13.0.0",
+    "stable-diffusion-cpp-python==0.4.7",  # compiled here, in some minutes
 )
 """Known to work together, and with what the tests expect."""
 
