@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import shutil
 import tempfile
@@ -10,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import openai
 import psutil
 import pytest
 import pytest_asyncio
@@ -18,9 +21,10 @@ from PIL import Image
 from modeld.errors import BadRequest, LoadFailed, WorkerDied
 from modeld.hardware import host
 from modeld.protocol.tasks import ChatTask, ImageFormat, ImageTask, Message, Step, Task, Usage
+from tests.harness.daemon import running
 from tests.harness.drawn import bad_files, file, opened, pictures, previews
 from tests.harness.loaded import Loaded, loaded, rest
-from tests.harness.models_sdcpp import sdcpp_model, sdcpp_parts
+from tests.harness.models_sdcpp import sdcpp, sdcpp_model, sdcpp_parts
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -305,3 +309,56 @@ async def test_a_model_that_cannot_load_is_refused_for_good(
         async with loaded(short_dir, make(short_dir), LOADER, "image", n_threads=1, **options):
             pass
     assert caught.value.permanent
+
+
+async def test_the_stock_sdk_draws_through_the_daemon(short_dir: Path) -> None:
+    """Generation, edit, variation, stream and links in every format, each what it says it is.
+
+    A bad picture is the caller's fault at both endpoints.
+    """
+    async with running(short_dir, {"models": [sdcpp("paint", sdcpp_model())]}) as daemon:
+        await daemon.until("paint", "ready")
+        async with openai.AsyncOpenAI(
+            base_url=f"{daemon.url}/v1", api_key="x", max_retries=0, _strict_response_validation=True
+        ) as client:
+            answer = await client.images.generate(model="paint", prompt="a cat", n=2, size="32x24")
+            files = [base64.b64decode(one.b64_json or "") for one in answer.data or ()]
+            assert [opened(data).size for data in files] == [(32, 24)] * 2
+            edited = await client.images.edit(
+                model="paint", prompt="a dog", image=files[0], mask=files[1], size="48x16"
+            )
+            assert [opened(base64.b64decode(one.b64_json or "")).size for one in edited.data or ()] == [
+                (48, 16)
+            ]
+            forms: tuple[ImageFormat, ...] = ("png", "jpeg", "webp")
+            for form in forms:
+                linked = await client.images.generate(
+                    model="paint", prompt="x", size="32x32", response_format="url", output_format=form
+                )
+                assert linked.data is not None
+                raw = await client.get(linked.data[0].url or "", cast_to=httpx2.Response)
+                assert raw.headers["content-type"] == f"image/{form}"
+                assert opened(raw.content, form).size == (32, 32)
+            stream = await client.images.generate(
+                model="paint", prompt="a cat", size="32x32", stream=True, partial_images=1
+            )
+            seen = [(event.type, opened(base64.b64decode(event.b64_json)).size) async for event in stream]
+            assert seen == [
+                ("image_generation.partial_image", (32, 32)),
+                ("image_generation.completed", (32, 32)),
+            ]
+            with pytest.warns(DeprecationWarning, match="deprecated"):  # OpenAI has none of its own any more
+                varied = await client.images.create_variation(model="paint", image=files[0])
+            assert [opened(base64.b64decode(one.b64_json or "")).size for one in varied.data or ()] == [
+                (32, 24)
+            ]
+            for data, code in bad_files():
+                with pytest.raises(openai.BadRequestError) as caught:
+                    await client.images.edit(model="paint", prompt="x", image=("a.png", data))
+                assert caught.value.code == code
+                with (
+                    pytest.warns(DeprecationWarning, match="deprecated"),
+                    pytest.raises(openai.BadRequestError) as caught,
+                ):
+                    await client.images.create_variation(model="paint", image=("a.png", data))
+                assert caught.value.code == code
