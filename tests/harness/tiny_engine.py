@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,3 +67,23 @@ def recipe(packages: Path, version: str, *names: str, disk: int = 1000) -> Recip
     options = ("--no-index", "--find-links", str(packages))
     pins = (*(f"{name}=={version}" for name in names), MSGSPEC)
     return Recipe((Step(pins, options),), names[0], names[-1:], disk)
+
+
+_DRIVER = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from modeld.cli.main import modeld
+from modeld.engines.pins import RECIPES, Variant
+from tests.harness.tiny_engine import recipe
+from pathlib import Path
+loader, packages, version, names = (sys.argv.pop(1) for _ in range(4))
+RECIPES[loader] = {Variant.CPU: recipe(Path(packages), version, *names.split())}
+modeld.main(prog_name="modeld")
+"""
+
+
+def command(packages: Path, version: str, *names: str, loader: str = NAME) -> list[str]:
+    """Return the command `modeld engines`, whose table has `recipe` for the loader; arguments follow."""
+    root = str(Path(__file__).parents[2])
+    chosen = [loader, str(packages), version, " ".join(names)]
+    return [sys.executable, "-c", _DRIVER, root, *chosen, "engines"]

@@ -63,7 +63,8 @@ def _device(report: DeviceReport) -> Row:
 
 
 def _loader(name: str, found: Capability) -> Row:
-    below = [said(found.detail)]
+    where = f"; in the environment of {one_line(found.python)}" if found.python else ""
+    below = [said(found.detail) + where]
     if found.fix:
         below.append(f"to get it: {one_line(found.fix)}")
     return Row(

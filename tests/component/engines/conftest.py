@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,17 +20,6 @@ from tests.harness.daemon import MARK, family
 PATIENCE_S = 120.0
 """Seconds for one step of an installation; a busy machine takes ten times as long as a quiet one."""
 
-_DRIVER = """
-import sys
-from modeld.cli.main import modeld
-from modeld.engines.pins import RECIPES, Variant
-from tests.harness.tiny_engine import NAME, recipe
-from pathlib import Path
-RECIPES[NAME] = {Variant.CPU: recipe(Path(sys.argv.pop(1)), sys.argv.pop(1))}
-modeld.main()
-"""
-"""`modeld`, whose table has the tiny engine."""
-
 
 class Run:
     """A running `modeld engines …` and what it has said on standard error so far."""
@@ -41,17 +29,12 @@ class Run:
         self.imported = imported
         self.said: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _DRIVER, str(packages), version, "engines", *arguments],
+            [*tiny_engine.command(packages, version), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                MARK: mark,
-                "IMPORTED": str(imported),
-                "PYTHONPATH": str(Path(__file__).parents[3]),
-            },
+            env={**os.environ, MARK: mark, "IMPORTED": str(imported)},
         )
 
     def until(self, words: str) -> str:

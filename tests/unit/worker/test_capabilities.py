@@ -29,7 +29,11 @@ LLAMA = ENGINES["llama_server"]
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The Python modules there are, and the version of each one's distribution; none at first."""
     there: dict[str, str] = {}
-    distributions = {engine.distribution: engine.modules[0] for engine in ENGINES.values()}
+    distributions = {
+        distribution: engine.modules[0]
+        for engine in ENGINES.values()
+        for distribution in engine.distributions[:1]
+    }
 
     def version(distribution: str) -> str:
         try:
