@@ -148,13 +148,27 @@ def resolve(request: web.Request, name: str, usecase: str, exchange: Exchange) -
     status = find(pool, gateway_name(request, pool), name)
     exchange.model = status.name
     if status.usecase != usecase:
-        raise BadRequest(
-            f"the model {name!r} is configured for the usecase {status.usecase!r}, "
-            f"this route needs {usecase!r}",
-            code="unsupported_task",
-            param="model",
-        )
+        raise wrong_use(name, status)
     return status
+
+
+_USES = {
+    "generate": "it writes text: POST {base}/chat/completions or {base}/completions",
+    "embed": "it makes vectors or scores: POST {base}/embeddings or {base}/rerank",
+    "transcription": "it writes down speech: POST {base}/audio/transcriptions",
+    "translation": "it writes down speech in English: POST {base}/audio/translations",
+    "tts": "it speaks: POST {base}/audio/speech",
+    "image": "it draws: POST {base}/images/generations",
+}
+"""By usecase: what a model of it is asked for, and where."""
+
+
+def wrong_use(name: str, status: Status) -> BadRequest:
+    """Return the error of a call to a model that is for something else; it names what the model can do."""
+    use = _USES[status.usecase].format(base=base(status.gateway))
+    return BadRequest(
+        f"the model {name[:200]!r} cannot do this: {use}", code="unsupported_task", param="model"
+    )
 
 
 def opening(

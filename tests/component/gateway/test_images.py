@@ -199,7 +199,7 @@ async def test_another_kind_of_model_is_refused_with_what_it_is_for(serve: Serve
     gateway = await serve(_pool("image"))
     response, body = await gateway.ask("POST", GENERATIONS, json={**PAINT, "model": "tiny"})
     assert (response.status, body["error"]["param"]) == (400, "model")
-    assert "'generate'" in body["error"]["message"]
+    assert "/v1/chat/completions" in body["error"]["message"]
     form = FormData({"model": "paint", "prompt": "x"})
     form.add_field("image", png(), filename="a.png")
     response, body = await gateway.ask("POST", EDITS, data=form)

@@ -190,7 +190,7 @@ async def test_a_chat_model_does_not_speak(serve: Serve) -> None:
     gateway = await serve(_pool())
     response, answer = await gateway.ask("POST", SPEECH, json=_body(model="tiny"))
     assert response.status == 400
-    assert "'generate'" in answer["error"]["message"]
+    assert "/v1/chat/completions" in answer["error"]["message"]
     assert answer["error"]["param"] == "model"
     response, answer = await gateway.ask("POST", SPEECH, json=_body(model="nobody"))
     assert (response.status, answer["error"]["code"]) == (404, "model_not_found")

@@ -179,7 +179,7 @@ async def test_wrong_models_are_told_what_they_are(serve: Serve) -> None:
     assert (response.status, body["error"]["code"]) == (404, "model_not_found")
     response, body = await served.ask("POST", PATH, data=form(model="tiny"))
     assert (response.status, body["error"]["code"]) == (400, "unsupported_task")
-    assert "'generate'" in body["error"]["message"]
+    assert "/v1/chat/completions" in body["error"]["message"]
     response, body = await served.ask("POST", TRANSLATE, data=form())
     assert (response.status, body["error"]["code"]) == (400, "unsupported_task")
     assert "it can do: transcription" in body["error"]["message"]

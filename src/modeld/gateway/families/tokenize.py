@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from modeld.errors import BadRequest, EngineError
+from modeld.errors import EngineError
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
@@ -120,12 +120,7 @@ async def _answer(
     status = routing.find(gateway.pool, routing.gateway_name(request, gateway.pool), body.model)
     exchange.model = status.name
     if status.usecase not in USECASES:
-        raise BadRequest(
-            f"the model {body.model!r} is configured for the usecase {status.usecase!r}; "
-            f"only models for {' or '.join(map(repr, USECASES))} have tokens to show",
-            code="unsupported_task",
-            param="model",
-        )
+        raise routing.wrong_use(body.model, status)
     opening = routing.opening(request, status, task, body.keep_alive)
     relay = Relay(request, exchange, gateway.settings, gateway.clock)
     return await relay.collected(opening, TokenCollector())

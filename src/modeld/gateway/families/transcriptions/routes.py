@@ -63,12 +63,7 @@ def _model(request: web.Request, name: str, exchange: Exchange, *, translate: bo
     status = routing.find(pool, routing.gateway_name(request, pool), name)
     exchange.model = status.name
     if status.usecase not in USECASES:
-        raise BadRequest(
-            f"the model {name!r} is configured for the usecase {status.usecase!r}, "
-            f"this route needs {' or '.join(map(repr, USECASES))}",
-            code="unsupported_task",
-            param="model",
-        )
+        raise routing.wrong_use(name, status)
     if translate and status.facts is not None and "translation" not in status.facts.capabilities:
         raise BadRequest(
             f"the model {name!r} writes down what it hears and cannot translate it; "
