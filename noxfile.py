@@ -7,11 +7,13 @@ dependencies change. Arguments after `--` go to the session's tool: `nox -s unit
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shutil
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -22,15 +24,12 @@ nox.options.sessions = ["lint", "types", "imports", "unit", "component", "integr
 ROOT = Path(__file__).parent
 ENVIRONMENT = ROOT / ".nox" / "dev"
 HEAVY_ENVIRONMENT = ROOT / ".nox" / "heavy"
-HEAVY_PACKAGES = (
-    "torch==2.13.0",
-    "diffusers==0.42.1",
-    "transformers==5.24.0",
-    "safetensors==0.8.0",
-    "pillow==13.0.0",
-    "stable-diffusion-cpp-python==0.4.7",  # compiled here, in some minutes
-)
-"""Known to work together, and with what the tests expect."""
+HEAVY_ENGINES = ("vllm", "stable_diffusion_cpp")
+HEAVY_BESIDE = ("diffusers==0.42.1",)
+"""One environment for three engines: those of `modeld engines`, and diffusers, which takes the torch and the
+transformers that vLLM wants."""
+
+PINS = ROOT / "src" / "modeld" / "engines" / "pins.py"
 
 NPM = ROOT / "tests" / "conformance" / "npm"
 NOTHING_COLLECTED = 5
@@ -134,26 +133,46 @@ def tool(session: nox.Session, name: str, *args: str, success_codes: list[int] |
 
 def environment(session: nox.Session) -> Path:
     """Return the shared environment, made first if missing or if pyproject.toml asks for something else."""
-    return _made(session, ENVIRONMENT, "-e", ".[demo,stt,tts]")
+    return _made(session, ENVIRONMENT, ("-e", ".[demo,stt,tts]"))
 
 
 def heavy_environment(session: nox.Session) -> Path:
     """Return the environment of the heavy engines, made as the shared one is."""
-    return _made(session, HEAVY_ENVIRONMENT, "-e", ".", *HEAVY_PACKAGES)
+    own_index = "index-url" in str(
+        session.run(sys.executable, "-m", "pip", "config", "list", external=True, silent=True)
+    )
+    steps: list[tuple[str, ...]] = []
+    for engine in HEAVY_ENGINES:
+        for step in _pins().RECIPES[engine]["cpu"].steps:
+            index = () if own_index or not step.index else ("--extra-index-url", step.index)
+            steps.append((*step.options, *index, *step.packages))
+    return _made(session, HEAVY_ENVIRONMENT, *steps, ("-e", ".", *HEAVY_BESIDE))
 
 
-def _made(session: nox.Session, folder: Path, *packages: str) -> Path:
+def _pins() -> Any:
+    """Return the table of pins; the package itself is not there where nox runs."""
+    spec = importlib.util.spec_from_file_location("pins", PINS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["pins"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _made(session: nox.Session, folder: Path, *steps: tuple[str, ...]) -> Path:
+    """Return an environment that `pip install` makes in these steps, with the dev group in the last."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    parts = [sys.version, project["build-system"], project["project"], project["dependency-groups"], packages]
+    parts = [sys.version, project["build-system"], project["project"], project["dependency-groups"], steps]
     wanted = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     stamp = folder / "modeld-stamp"
     if stamp.exists() and stamp.read_text() == wanted:
         return folder
     session.log(f"making {folder} (once)")
     session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True, log=False)
-    group = nox.project.dependency_groups(project, "dev")
     pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    session.run(*pip, *packages, *group, external=True)
+    *first, last = steps
+    for step in (*first, (*last, *nox.project.dependency_groups(project, "dev"))):
+        session.run(*pip, *step, external=True)
     stamp.write_text(wanted)
     return folder
 
