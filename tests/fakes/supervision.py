@@ -49,7 +49,9 @@ class MemoryOfRuns:
 ENGINE_OVERHEAD = 1 << 20
 
 
-async def estimate(path: Path | None, loader: str, options: Mapping[str, Any], *, gpu: bool) -> Footprint:
+async def estimate(
+    path: Path | None, loader: str, options: Mapping[str, Any], *, gpu: bool, usecase: str
+) -> Footprint:
     """Estimate by the size of the files."""
     files = [path] if path is not None and path.is_file() else []
     if path is not None and path.is_dir():
@@ -66,9 +68,7 @@ class Engines:
     def __init__(self) -> None:
         self.absent: dict[str, Capability] = {}
 
-    async def find(
-        self, loader: str, *, binary: str | None = None, python: str | None = None
-    ) -> Capability:
+    async def find(self, loader: str, *, binary: str | None = None, python: str | None = None) -> Capability:
         """Return what the test has set, under the interpreter that the model names."""
         return self.absent.get(loader) or Capability(True, "there", python=python or "")
 

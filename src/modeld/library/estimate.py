@@ -6,6 +6,8 @@ the other engines rest on their files' size. Whatever the guess, the first run's
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from modeld.hardware.footprint import Footprint, Line, Source, Where
 from modeld.library.inspect import inspect
 from modeld.library.llama_memory import ENGINE_GPU, llama_lines
 from modeld.library.metadata import Metadata
+from modeld.protocol.llama import NO_PROJECTOR, projector_beside
 
 MIB = 1024**2
 GIB = 1024**3
@@ -73,17 +76,29 @@ def estimate(
     options: Mapping[str, Any],
     *,
     gpu: bool,
+    usecase: str = "generate",
     mmproj: Metadata | None = None,
+    adapters: int = 0,
+    draft: Metadata | None = None,
 ) -> Footprint:
     """Return the memory that one replica will take; pure, and never an error: what is unknown counts as 0.
 
     `options` are the loader's, as the configuration gives them to the worker. `mmproj` is the projector's
-    metadata. Without `gpu` every line is RAM. What only grows with use and has a limit of its own,
-    llama.cpp's store of prompts put aside (`cache_ram_mib`), is not in the sum.
+    metadata, `draft` that of the model that guesses, `adapters` the bytes of LoRA adapters. Without `gpu`
+    every line is RAM. What only grows with use and has a limit of its own, llama.cpp's store of prompts put
+    aside (`cache_ram_mib`), is not in the sum.
     """
     match loader:
         case "llama_server":
-            lines, note = llama_lines(metadata, options, gpu=gpu, mmproj=mmproj)
+            lines, note = llama_lines(
+                metadata,
+                options,
+                gpu=gpu,
+                mmproj=mmproj,
+                embedding=usecase == "embed",
+                adapters=adapters,
+                draft=draft,
+            )
         case "vllm":
             lines, note = _vllm(metadata, options, gpu=gpu)
         case "diffusers" | "stable_diffusion_cpp":
@@ -105,9 +120,14 @@ def estimate(
 
 
 async def estimate_file(
-    path: Path | None, loader: str, options: Mapping[str, Any], *, gpu: bool
+    path: Path | None,
+    loader: str,
+    options: Mapping[str, Any],
+    *,
+    gpu: bool,
+    usecase: str = "generate",
 ) -> Footprint:
-    """Return the estimate for a model on disk, with the other files that its options name.
+    """Return the estimate for a model on disk, with the other files that its options name or that lie by it.
 
     `path` is None for a loader that reads no file. Raises LoadFailed (permanent) for a file that no engine
     would load.
@@ -120,9 +140,33 @@ async def estimate_file(
         # A part may be named in a form that is not a path, and which only the loader resolves.
         known = [await inspect(part) for part in sorted(parts) if part.exists()]
         metadata = msgspec.structs.replace(metadata, size=metadata.size + sum(part.size for part in known))
-    projector = options.get("mmproj") if loader == "llama_server" else None
-    mmproj = await inspect(Path(str(projector))) if projector else None
-    return estimate(metadata, loader, options, gpu=gpu, mmproj=mmproj)
+    if loader != "llama_server":
+        return estimate(metadata, loader, options, gpu=gpu, usecase=usecase)
+    projector = await asyncio.to_thread(_projector, path, options, usecase)
+    adapters = [await inspect(Path(str(each["path"]))) for each in options.get("lora") or ()]
+    draft = options.get("draft_model")
+    return estimate(
+        metadata,
+        loader,
+        options,
+        gpu=gpu,
+        usecase=usecase,
+        mmproj=await inspect(projector) if projector else None,
+        adapters=sum(each.size for each in adapters),
+        draft=await inspect(Path(str(draft))) if draft else None,
+    )
+
+
+def _projector(path: Path | None, options: Mapping[str, Any], usecase: str) -> Path | None:
+    """Return the projector that the loader will take: the one named, else one beside the model."""
+    chosen = options.get("mmproj")
+    if chosen or path is None or usecase != "generate":
+        return Path(str(chosen)) if chosen and chosen != NO_PROJECTOR else None
+    try:
+        found = projector_beside(path.name, os.listdir(path.parent))
+    except OSError:
+        return None
+    return path.parent / found if found else None
 
 
 def _vllm(metadata: Metadata, options: Mapping[str, Any], *, gpu: bool) -> tuple[list[Line], str]:

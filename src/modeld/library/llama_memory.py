@@ -9,6 +9,7 @@ import msgspec
 
 from modeld.hardware.footprint import Line, Where
 from modeld.library.metadata import Layer, Metadata
+from modeld.protocol.llama import DEFAULT_CONTEXT, embedding_batch
 
 MIB = 1024**2
 
@@ -28,9 +29,6 @@ CUDA_RAM = 200 * MIB
 BATCH = 512
 """Tokens in a batch, and in a physical one, when nothing is set."""
 
-CONTEXT = 2048
-"""Context for each slot when nothing is set; the loader's own default."""
-
 UNKNOWN_CONTEXT = 32768
 """Context when the model's own is asked for and its file does not tell."""
 
@@ -42,6 +40,9 @@ FLOATS_WIDE, FLOATS_INNER = 5, 3
 feed-forward's width are alive at once, in f32. Fitted to llama.cpp's own "compute buffer size" for models of
 the kinds llama, gemma3 and lfm2, with n_ubatch from 128 to 2048 and contexts to 32,768: exact to 0.3 %, and
 too much by a fifth where the feed-forward is no wider than the embedding."""
+
+FLOATS_UNGATED = 1
+"""The same for the feed-forward of the kind bert, which has no gate."""
 
 BLOCK = 32
 """Elements of the KV cache that share one block with its scales."""
@@ -102,19 +103,36 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def llama_lines(
-    metadata: Metadata, options: Mapping[str, Any], *, gpu: bool, mmproj: Metadata | None
+    metadata: Metadata,
+    options: Mapping[str, Any],
+    *,
+    gpu: bool,
+    mmproj: Metadata | None = None,
+    embedding: bool = False,
+    adapters: int = 0,
+    draft: Metadata | None = None,
 ) -> tuple[list[Line], str]:
-    """Return the lines of the sum, and what they rest on. Without `gpu` all of them are RAM."""
-    plan = _plan(metadata, options, gpu=gpu)
+    """Return the lines of the sum, and what they rest on. Without `gpu` all of them are RAM.
+
+    `embedding`: the model gives vectors. `adapters`: bytes of its LoRA adapters. `draft`: the model that
+    guesses for it.
+    """
+    plan = _plan(metadata, options, gpu=gpu, embedding=embedding)
     slots = f"{plan.context} tokens × {plan.parallel}"
-    lines = _weights(metadata, plan)
-    on_gpu = sum(plan.cache(layer) for layer in metadata.layers[plan.first :]) if plan.cache_on_gpu else 0
-    in_ram = sum(plan.cache(layer) for layer in metadata.layers) - on_gpu
-    types = " and ".join(dict.fromkeys((plan.key_type, plan.value_type)))
-    has_state = any(layer.state for layer in metadata.layers)
-    label = f"KV cache{' and recurrent state' if has_state else ''}, {slots}, {types}"
-    lines += [Line(label, on_gpu, Where.GPU), Line(label, in_ram, Where.RAM)]
-    lines += _compute(metadata, plan, gpu=gpu)
+    lines = _model(metadata, plan, gpu=gpu, embedding=embedding)
+    lines.append(Line("LoRA adapters", adapters, Where.GPU if plan.output_on_gpu else Where.RAM))
+    if draft is not None:
+        # It goes along with every slot, on the same tokens; its cache has types of its own.
+        kept = {key: options[key] for key in ("n_ctx", "parallel", "n_batch") if key in options}
+        layers = options.get("draft_n_gpu_layers")
+        own = _plan(draft, {**kept, "n_gpu_layers": -1 if layers is None else layers}, gpu=gpu)
+        lines += [
+            Line(f"draft model: {line.label}", line.size, line.where)
+            for line in (
+                *_model(draft, own, gpu=gpu),
+                Line("vocabulary", WORD_RAM * draft.vocabulary, Where.RAM),
+            )
+        ]
     if mmproj is not None:
         where = Where.GPU if plan.projector_on_gpu else Where.RAM
         lines += [
@@ -128,6 +146,19 @@ def llama_lines(
     if not metadata.layers:
         return lines, f"from the file's size ({metadata.size} bytes) alone"
     return lines, f"from the file's metadata: {len(metadata.layers)} layers, {slots}"
+
+
+def _model(metadata: Metadata, plan: Plan, *, gpu: bool, embedding: bool = False) -> list[Line]:
+    """Return what one model takes by itself."""
+    slots = f"{plan.context} tokens × {plan.parallel}"
+    lines = _weights(metadata, plan)
+    on_gpu = sum(plan.cache(layer) for layer in metadata.layers[plan.first :]) if plan.cache_on_gpu else 0
+    in_ram = sum(plan.cache(layer) for layer in metadata.layers) - on_gpu
+    types = " and ".join(dict.fromkeys((plan.key_type, plan.value_type)))
+    has_state = any(layer.state for layer in metadata.layers)
+    label = f"KV cache{' and recurrent state' if has_state else ''}, {slots}, {types}"
+    lines += [Line(label, on_gpu, Where.GPU), Line(label, in_ram, Where.RAM)]
+    return lines + _compute(metadata, plan, gpu=gpu, embedding=embedding)
 
 
 def _weights(metadata: Metadata, plan: Plan) -> list[Line]:
@@ -151,16 +182,24 @@ def _weights(metadata: Metadata, plan: Plan) -> list[Line]:
     return [*lines, Line("weights, output", metadata.output_weights, Where.RAM)]
 
 
-def _compute(metadata: Metadata, plan: Plan, *, gpu: bool) -> list[Line]:
-    vectors = FLOATS_WIDE * metadata.embedding_length + FLOATS_INNER * metadata.feed_forward_length
+def _compute(metadata: Metadata, plan: Plan, *, gpu: bool, embedding: bool) -> list[Line]:
+    inner = FLOATS_UNGATED if metadata.architecture == "bert" else FLOATS_INNER
+    vectors = FLOATS_WIDE * metadata.embedding_length + inner * metadata.feed_forward_length
     logits = plan.parallel * (metadata.vocabulary + metadata.embedding_length) * 4
+    remembers = any(layer.keys or layer.state for layer in metadata.layers)
     full = plan.context if any(layer.keys and not layer.window for layer in metadata.layers) else 0
+    if metadata.layers and not remembers:
+        full = plan.ubatch  # without a cache the tokens of a batch look at each other only
+    last = logits
+    if embedding and remembers:
+        # A language model that gives vectors scores all words after each token, and drops that.
+        last = plan.ubatch * (metadata.vocabulary + FLOATS_WIDE * metadata.embedding_length) * 4
     windowed = max((plan.cells(layer) for layer in metadata.layers if layer.window), default=0)
     # One mask for each kind of layer: f16 for flash attention, f32 and the scores themselves without it.
     masks = plan.ubatch * (full + windowed) * (2 if plan.flash else 4)
     if not plan.flash:
         masks += metadata.n_head * plan.ubatch * max(full, windowed) * 4
-    work = max(plan.ubatch * vectors * 4, logits) + masks
+    work = max(plan.ubatch * vectors * 4, last) + masks
     lines = [Line("answers", logits, Where.RAM)]
     if gpu:
         lines.append(Line("compute buffer", work, Where.GPU))
@@ -184,16 +223,21 @@ def _projector_work(mmproj: Metadata) -> int:
     return 4 * (patches * (2 * vision.embedding_length + vision.feed_forward_length) + picture)
 
 
-def _plan(metadata: Metadata, options: Mapping[str, Any], *, gpu: bool) -> Plan:
-    chosen = {**options, **_from_flags(options.get("extra_args") or ())}
+def _plan(metadata: Metadata, options: Mapping[str, Any], *, gpu: bool, embedding: bool = False) -> Plan:
+    flags = _from_flags(options.get("extra_args") or ())
+    chosen = {**options, **flags}
+    usual = BATCH
+    if embedding:  # the loader makes room for whole inputs; only the owner's own flags come after that
+        usual = embedding_batch(options)
+        chosen = {**chosen, "n_batch": flags.get("n_batch"), "ubatch_size": flags.get("ubatch_size")}
     parallel = max(_whole(chosen.get("parallel"), 1), 1)
     # The flag counts all slots together, the option each of them.
-    each = _whole(chosen.get("n_ctx"), CONTEXT)
+    each = _whole(chosen.get("n_ctx"), DEFAULT_CONTEXT)
     if "context" in chosen:
         each = _whole(chosen["context"], 0) // parallel
     each = each if each > 0 else metadata.context_length or UNKNOWN_CONTEXT
-    batch = max(_whole(chosen.get("n_batch"), BATCH), 1)
-    ubatch = max(min(_whole(chosen.get("ubatch_size"), BATCH), batch, each * parallel), 1)
+    batch = max(_whole(chosen.get("n_batch"), usual), 1)
+    ubatch = max(min(_whole(chosen.get("ubatch_size"), usual), batch, each * parallel), 1)
     count, wanted = len(metadata.layers), _whole(chosen.get("n_gpu_layers"), -1)
     # Counted from the end, and the output is one of them: llama.cpp fills the GPU from there.
     slots = (count + 1 if wanted < 0 else min(wanted, count + 1)) if gpu else 0

@@ -17,7 +17,7 @@ from modeld.supervisor.spec import ModelSpec
 _log = logging.getLogger("modeld.supervisor")
 
 Estimate: TypeAlias = Callable[..., Awaitable[Footprint]]
-"""`estimate(path, loader, options, gpu=…)`. Raises LoadFailed for a file that is no model."""
+"""`estimate(path, loader, options, gpu=…, usecase=…)`. Raises LoadFailed for a file that is no model."""
 
 GPU_LOADERS = frozenset({"vllm", "diffusers", "llama_server", "stable_diffusion_cpp", "whispercpp"})
 """Loaders whose engine uses a GPU by itself when there is one."""
@@ -116,7 +116,8 @@ class Sizing:
 
     async def estimate(self, spec: ModelSpec, path: Path | None, machine: Machine) -> Footprint:
         """Return what the model's metadata alone says."""
-        return await self._estimate(path, spec.loader, spec.options, gpu=wants_gpu(spec, machine))
+        gpu = wants_gpu(spec, machine)
+        return await self._estimate(path, spec.loader, spec.options, gpu=gpu, usecase=spec.usecase)
 
     async def measured(self, spec: ModelSpec, size: Size, *, ram: int, vram: int, load_s: float) -> None:
         """Remember what a load really took, in bytes and seconds."""

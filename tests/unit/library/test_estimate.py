@@ -11,7 +11,7 @@ from modeld.config.engines import CacheType
 from modeld.hardware.footprint import Footprint, Source, Where
 from modeld.library import estimate as room
 from modeld.library.estimate import WORKER, estimate
-from modeld.library.llama_memory import BATCH, CACHE_TYPES, CONTEXT, ENGINE_RAM, WORD_RAM
+from modeld.library.llama_memory import BATCH, CACHE_TYPES, ENGINE_RAM, WORD_RAM
 from modeld.library.metadata import Layer, Metadata, Vision
 from modeld.protocol.llama import DEFAULT_CONTEXT
 
@@ -54,7 +54,6 @@ def cache(metadata: Metadata, **options: Any) -> int:
 
 def test_the_defaults_are_the_loader_s() -> None:
     """What is not configured is what the worker's loader would take."""
-    assert CONTEXT == DEFAULT_CONTEXT
     assert cache(PLAIN) == cache(PLAIN, n_ctx=DEFAULT_CONTEXT, parallel=1)
 
 
@@ -184,6 +183,36 @@ def test_a_projector() -> None:
         PLAIN, "llama_server", {"extra_args": ["--no-mmproj-offload"]}, gpu=True, mmproj=projector
     )
     assert part(here, "projector", Where.GPU) == 0
+
+
+def test_adapters_and_a_draft_model() -> None:
+    """An adapter counts by its size; a draft model as a model of the same context, with layers of its own."""
+    both = estimate(PLAIN, "llama_server", {"n_ctx": 1024}, gpu=True, adapters=77, draft=GROUPED)
+    alone = llama(GROUPED, gpu=True, n_ctx=1024)
+    assert part(both, "LoRA", Where.GPU) == 77
+    for label in ("weights", "KV cache", "compute buffer"):
+        assert part(both, f"draft model: {label}", Where.GPU) == part(alone, label, Where.GPU) > 0
+    away = estimate(
+        PLAIN,
+        "llama_server",
+        {"n_ctx": 1024, "cache_type_k": "q4_0", "draft_n_gpu_layers": 0},
+        gpu=True,
+        draft=GROUPED,
+    )
+    assert part(away, "draft model", Where.GPU) == part(away, "draft model: compute", Where.GPU)
+    assert part(away, "draft model: KV") == part(alone, "KV cache", Where.GPU)
+
+
+def test_an_embedding_model_takes_whole_inputs_at_once() -> None:
+    """Its compute buffer grows with the context, whatever n_batch says; only flags go before that."""
+
+    def compute(**options: Any) -> int:
+        found = estimate(PLAIN, "llama_server", options, gpu=False, usecase="embed")
+        return part(found, "compute buffer")
+
+    assert compute(n_ctx=4096) > 3 * compute(n_ctx=1024)
+    assert compute(n_ctx=1024, n_batch=64) == compute(n_ctx=1024)
+    assert compute(n_ctx=4096, extra_args=["-ub", "256"]) < compute(n_ctx=4096) / 4
 
 
 def test_a_file_that_says_nothing() -> None:
