@@ -98,7 +98,7 @@ def tensor_names(path: Path) -> list[str] | None:
             return _safetensors(file, path.stat().st_size)
     except OSError as error:
         raise _refused(f"cannot read {path}: {error.strerror}") from error
-    except (struct.error, KeyError, ValueError, AttributeError, OverflowError) as error:
+    except (struct.error, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise _refused(f"{path} is no GGUF, safetensors or checkpoint file, or broken: {error}") from error
 
 
