@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.harness.models import CACHE
+from tests.harness.daemon import Daemon, running
+from tests.harness.models import CACHE, llama
 
 WIDTH = 64
 """Of the language model; a projector must have the same."""
@@ -60,6 +62,17 @@ def seer_with_projector() -> Path:
 def adapter() -> Path:
     """Return a LoRA adapter for the language model, made once."""
     return _made("adapters/seer-lora.gguf", _adapter)
+
+
+@asynccontextmanager
+async def vision_daemon(folder: Path, host: str) -> AsyncIterator[Daemon]:
+    """Run a daemon with `eyes`, which sees, and `blind`; of private addresses it may fetch from `host`."""
+    models = [llama("eyes", seer_with_projector(), n_ctx=1024), llama("blind", seer(), n_ctx=1024)]
+    media = {"fetch": "public", "fetch_hosts": [host]}
+    async with running(folder, {"models": models, "media": media}) as daemon:
+        for model in models:
+            await daemon.until(str(model["name"]), "ready")
+        yield daemon
 
 
 def _made(name: str, write: Callable[[Path], None]) -> Path:
