@@ -10,10 +10,11 @@ from modeld.config.outline import is_list, section_of
 from modeld.config.schema import Config, Model
 from modeld.config.values import Section
 
-LOADERS = ("llama_server", "diffusers", "stable_diffusion_cpp", "sherpa_onnx", "whispercpp", "fake")
+LOADERS = ("vllm", "llama_server", "diffusers", "stable_diffusion_cpp", "sherpa_onnx", "whispercpp", "fake")
 """The loaders this version has."""
 
 USECASES = {
+    "vllm": ("generate", "embed", "transcription", "translation"),
     "llama_server": ("generate", "embed"),
     "diffusers": ("image",),
     "stable_diffusion_cpp": ("image",),

@@ -63,6 +63,14 @@ class VllmEngineKwargs(Section):
         default=None, description="Media items allowed in a prompt, by kind."
     )
     mm_processor_kwargs: FreeForm | None = Field(default=None, description="Options of the media processor.")
+    distributed_executor_backend: Literal["mp", "ray", "external_launcher", "uni"] | None = Field(
+        default=None, description="What spreads the model over GPUs; ray also over machines."
+    )
+    kv_cache_memory_bytes: Size | None = Field(
+        default=None,
+        gt=0,
+        description="Memory of the KV cache, e.g. 4GiB; unset is what the share leaves, 4 GiB on a CPU.",
+    )
 
     @model_validator(mode="before")
     @classmethod

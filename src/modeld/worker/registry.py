@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from modeld.worker.loader import Loader
 
 LOADERS: dict[str, str] = {
+    "vllm": "modeld.worker.loaders.vllm",
     "llama_server": "modeld.worker.loaders.llama_server",
     "diffusers": "modeld.worker.loaders.diffusers",
     "stable_diffusion_cpp": "modeld.worker.loaders.stable_diffusion_cpp",

@@ -24,7 +24,7 @@ models:
     usecase: generate
     loader: llama_server
     chat_template_kwargs: {{enable_thinking: no}}
-  - {{name: b, model: org/b, usecase: generate, loader: vllm}}
+  - {{name: b, model: org/b, usecase: image, loader: vllm}}
 """
 
 
@@ -64,7 +64,7 @@ def test_a_files_warnings_are_logged_once_before_the_start(
     if said >= 2:
         assert "WARNING" in lines[0]
         assert f"{file}:7:45: models[0].chat_template_kwargs.enable_thinking: no is text" in lines[0]
-        assert f"{file}:8:56: models[1].loader: the loader vllm" in lines[1]
+        assert f"{file}:8:38: models[1].usecase: the usecase image" in lines[1]
     config, options = started[0]
     assert (config.listen.port, options["file"], options["base"]) == (7, file, tmp_path)
 

@@ -26,7 +26,7 @@ def test_a_good_file_is_listed_with_its_warnings(tmp_path: Path) -> None:
         "models:\n"
         "  - {name: a, model: ./a.gguf, usecase: generate, loader: llama_server, num_replicas: 3,\n"
         "     pin: true}\n"
-        "  - {name: b, model: x/y, usecase: generate, loader: vllm, num_gpus: 0.5, load: on_demand,\n"
+        "  - {name: b, model: x/y, usecase: tts, loader: vllm, num_gpus: 0.5, load: on_demand,\n"
         "     aliases: [c, d], autoscaling_config: {min_replicas: 0, max_replicas: 2}, keep_alive: never}\n"
         "gateways:\n"
         "  - name: My Lab\n"
@@ -41,14 +41,14 @@ def test_a_good_file_is_listed_with_its_warnings(tmp_path: Path) -> None:
         "/v1:",
         "  a: llama_server, generate, ./a.gguf",
         "    loaded at start, GPUs as modeld decides, 3 replicas, pinned",
-        "  b: vllm, generate, x/y",
+        "  b: vllm, tts, x/y",
         "    loaded on demand, 0.5 of a GPU, 0 to 2 replicas by load, also called c, d",
         "/my-lab/v1:",
         "  a: llama_server, generate, ./a.gguf",
         "    loaded at start, no GPU, 1 replica, unloaded after 600 s without a request, priority -3",
         "/empty/v1: no models",
-        f"warning: {file}:5:54: models[1].loader: the loader vllm is read, but this version does not have it "
-        "yet; 'b' will not load",
+        f"warning: {file}:5:36: models[1].usecase: the usecase tts is read, but models of vllm serve only "
+        "generate, embed, transcription, translation; nobody can call 'b'",
     ]
 
 

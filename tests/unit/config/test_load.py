@@ -356,14 +356,14 @@ def test_warnings_name_their_line(file: Path) -> None:
     file.write_text(
         MODEL
         + "    chat_template_kwargs: {thinking: off, level: high}\n    num_replicas: 2\n    num_gpus: 0.5\n"
-        + "  - {name: b, model: x/y, usecase: generate, loader: vllm}\n"
+        + "  - {name: b, model: x/y, usecase: image, loader: vllm}\n"
         + "gateways:\n  - name: lab\n    models:\n"
         + "      - {name: c, model: ./c.gguf, usecase: tts, loader: llama_server}\n"
     )
     assert [line.removeprefix(f"{file}:") for line in load(file, {}).warnings] == [
         "6:38: models[0].chat_template_kwargs.thinking: off is text in YAML 1.2; write true or false",
-        "9:54: models[1].loader: the loader vllm is read, but this version does not have it yet; "
-        "'b' will not load",
+        "9:36: models[1].usecase: the usecase image is read, but models of vllm serve only generate, embed, "
+        "transcription, translation; nobody can call 'b'",
         "13:45: gateways[0].models[0].usecase: the usecase tts is read, but models of llama_server serve "
         "only generate, embed; nobody can call 'c'",
     ]
