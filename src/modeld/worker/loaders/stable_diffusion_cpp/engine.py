@@ -52,21 +52,20 @@ class Engine:
     async def start(cls) -> Engine:
         """Start a child; it has loaded nothing yet."""
         ours, theirs = socket.socketpair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *tied([*elsewhere.command(MODULE), str(theirs.fileno())]),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                limit=1 << 20,
-            )
+        with theirs:
             reader, writer = await asyncio.open_connection(sock=ours, limit=CHUNK)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *tied([*elsewhere.command(MODULE), str(theirs.fileno())]),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    limit=1 << 20,
+                )
+            except BaseException:
+                writer.close()
+                raise
         return cls(process, reader, writer)
 
     @property
@@ -135,7 +134,7 @@ class Engine:
             self._process.kill()
 
     async def gone(self) -> None:
-        """Wait until the child has ended and its memory is free again."""
+        """Wait until the child has ended and its memory is free again; any number of times."""
         await asyncio.wait({self._exit})
         self._log.cancel()
         self._writer.close()

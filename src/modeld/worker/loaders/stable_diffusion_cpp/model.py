@@ -36,6 +36,7 @@ class SdCppModel:
         self._turn = asyncio.Lock()
         self._died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._engine: Engine | None = None
+        self._replaced: Engine | None = None
         self._reload: asyncio.Task[None] | None = None  # `close` awaits it
         self._closed = False
         self._take(engine)
@@ -67,9 +68,9 @@ class SdCppModel:
         if self._reload is not None:
             self._reload.cancel()
             await asyncio.wait({self._reload})
-        if self._engine is not None:
-            self._engine.kill()
-            await self._engine.gone()
+        for engine in filter(None, (self._replaced, self._engine)):
+            engine.kill()
+            await engine.gone()
 
     async def _picture(self, job: drawing.Job, index: int, seed: int, emit: Emit) -> int:
         """Draw one picture of a job and emit it; return the steps taken."""
@@ -106,7 +107,7 @@ class SdCppModel:
         if engine.died.done() or self._closed:
             return
         engine.kill()
-        self._engine = None
+        self._engine, self._replaced = None, engine
         self._reload = asyncio.ensure_future(self._load_again(engine))
 
     async def _load_again(self, old: Engine) -> None:
@@ -174,11 +175,11 @@ async def _loaded(
     engine = await Engine.start()
     try:
         return engine, await engine.load(task, progress, stall_s)
-    except WorkerDied as error:
-        raise LoadFailed(str(error)) from error
-    except BaseException:
+    except BaseException as error:
         engine.kill()
         await engine.gone()
+        if isinstance(error, WorkerDied):
+            raise LoadFailed(str(error)) from error
         raise
 
 
