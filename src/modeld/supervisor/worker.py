@@ -32,6 +32,14 @@ BYE_S = 3.0
 EXIT_S = 2.0
 """Seconds between a broken link, or a worker's last word, and the exit that must follow it."""
 
+PING_S = 15.0
+"""Seconds between two pings of a worker that serves; each must be answered before the next."""
+
+MISSED = 4
+"""Unanswered pings in a row after which a worker hangs. Counted, not timed: a daemon that was itself stopped
+for an hour finds one ping late.
+"""
+
 LAST_WORDS = 12
 """Lines of the log that go into a message about a worker's death."""
 
@@ -51,6 +59,8 @@ class Worker:
         self._control: asyncio.Queue[m.ToDaemon] = asyncio.Queue()
         self._dying: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._drained = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._pong = asyncio.Event()
         self._stopping = False
         self._killed = False
         self.ended: asyncio.Future[str] = asyncio.ensure_future(self._watch())
@@ -78,7 +88,7 @@ class Worker:
             if isinstance(error, OSError) and env is not None and PYTHON in env:
                 raise LoadFailed(
                     f"the interpreter {env[PYTHON]} cannot be started: {error.strerror}; "
-                    "correct `python` under `engines` in the configuration",
+                    "correct `python` in the configuration, of the model or under `engines`",
                     permanent=True,
                 ) from error
             raise
@@ -127,6 +137,7 @@ class Worker:
                 case m.Progress(stage, fraction):
                     progress(stage, fraction)
                 case m.Ready(facts):
+                    self._ready.set()
                     return facts
                 case m.LoadRefused(failure):
                     error = m.from_failure(failure)
@@ -199,6 +210,16 @@ class Worker:
         finally:
             getting.cancel()
 
+    async def _until_hung(self) -> None:
+        """Return when a worker that serves has left MISSED pings in a row unanswered."""
+        await self._ready.wait()
+        missed = 0
+        while missed < MISSED:
+            self._pong.clear()
+            self._caller.send(m.Ping())
+            await asyncio.sleep(PING_S)
+            missed = 0 if self._pong.is_set() else missed + 1
+
     def _on_control(self, message: m.ToDaemon) -> None:
         match message:
             case m.Dying(reason):
@@ -206,6 +227,8 @@ class Worker:
                     self._dying.set_result(reason)
             case m.Drained():
                 self._drained.set()
+            case m.Pong():
+                self._pong.set()
             case _:
                 self._control.put_nowait(message)
 
@@ -214,8 +237,14 @@ class Worker:
 
         A worker whose engine is gone has no work left; one that says so and stays is ended too.
         """
-        either: set[asyncio.Future[Any]] = {self._caller.closed, self._process.exited, self._dying}
+        hung = asyncio.ensure_future(self._until_hung())
+        either: set[asyncio.Future[Any]] = {self._caller.closed, self._process.exited, self._dying, hung}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        hangs = hung.done()
+        hung.cancel()
+        if hangs:
+            self._killed = True
+            await self._process.kill()
         if not self._process.exited.done() and not await self._process.wait(
             EXIT_S if not self._stopping else BYE_S
         ):
@@ -227,6 +256,11 @@ class Worker:
         broken = self._caller.closed.result() if self._caller.closed.done() else None
         if self._dying.done():
             reason = self._dying.result()
+        elif hangs:
+            silent = MISSED * PING_S
+            reason = f"the worker gave no sign of life for {silent:g} s (it hung, or was stopped) and was ended"
+            if words := self._ring.tail(LAST_WORDS, silent + RECENT_S):
+                reason += f"; its last words:\n{words}"
         elif broken is not None:
             reason = f"the worker broke the protocol and was stopped: {broken}"
         else:

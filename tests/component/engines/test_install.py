@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from modeld.engines import pip
 from modeld.engines.install import install
 from modeld.engines.pins import Variant
 from modeld.errors import ModeldError
@@ -109,6 +111,38 @@ def test_a_version_that_is_not_there(engines: Engines) -> None:
     assert "pywhispercpp==7.7" in err
     assert "Traceback" not in err
     assert engines.folders() == []
+
+
+def test_a_bar_on_a_terminal(engines: Engines) -> None:
+    """On a terminal the stages are one line that is drawn again, and the result is what stays."""
+    ours, theirs = pty.openpty()
+    command = [*tiny_engine.command(engines.packages, "1.0"), "install", NAME]
+    with subprocess.Popen(
+        [*command, "--state-dir", str(engines.state)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # how a terminal ends when nobody writes to it any more
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+        os.close(ours)
+    assert process.returncode == 0, shown
+    text = shown.decode()
+    assert all(stage in text for stage in (STAGES[0], STAGES[-1]))
+    assert "\x1b[2K" in text, "lines are drawn over"
+    assert f"{NAME} 1.0 (cpu) is installed" in text.splitlines()[-1]
+
+
+def test_without_pip_of_its_own(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where modeld's own environment has no pip, the new one gets one and uses it."""
+    monkeypatch.setattr(pip, "here", lambda: False)
+    recipe = tiny_engine.recipe(engines.packages, "1.0")
+    install(engines.place, NAME, Variant.CPU, recipe, lambda beat: None)
+    assert engines.installed() == "1.0"
 
 
 def test_a_disk_that_is_too_small(engines: Engines) -> None:

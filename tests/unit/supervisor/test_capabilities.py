@@ -64,7 +64,7 @@ async def _gone(pid: int) -> None:
 
 
 async def test_what_is_there_and_what_is_missing(tmp_path: Path) -> None:
-    """An available loader is None, a missing one its capability with the fix; one run answers for all."""
+    """A missing loader is its capability with the fix; one run answers for all."""
     program = Program(tmp_path)
     program.answers(vllm=GONE)
     found = Capabilities(clock=FakeClock(), command=program.command)
@@ -180,6 +180,85 @@ async def test_a_models_own_binary_is_asked_for_by_itself(tmp_path: Path) -> Non
     assert await found.find("llama_server", binary="/opt/llama-server") == GONE
     assert (await found.find("llama_server")).available
     assert [run[1:] for run in program.runs] == [[], ["--binary", "/opt/llama-server"]]
+
+
+# --- environments that modeld has made ----------------------------------------------------------------------
+
+
+def _interpreter(folder: Path, **found: Capability) -> str:
+    """Write an interpreter under which the worker program prints this, every other loader being there."""
+    folder.mkdir()
+    answer = folder / "answer"
+    answer.write_bytes(msgspec.json.encode({**dict.fromkeys(LOADERS, THERE), **found}))
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\necho $$ >> {folder}/runs\ncat {answer}\n")
+    python.chmod(0o755)
+    return str(python)
+
+
+def _runs(python: str) -> int:
+    runs = Path(python).with_name("runs")
+    return len(runs.read_text().splitlines()) if runs.exists() else 0
+
+
+async def test_the_own_environment_goes_before_a_made_one(tmp_path: Path) -> None:
+    """A made environment is asked only for what the daemon's own lacks; the answer says whose it is."""
+    program = Program(tmp_path)
+    program.answers(vllm=GONE)
+    python = _interpreter(tmp_path / "made")
+    found = Capabilities(clock=FakeClock(), command=program.command, managed=lambda loader: python)
+    assert await found.find("diffusers") == THERE
+    assert _runs(python) == 0
+    assert await found.find("vllm") == Capability(True, "x 1", python=python)
+    everything = await found.all()
+    assert (everything["vllm"].python, everything["diffusers"].python) == (python, "")
+    assert _runs(python) == 1
+
+
+async def test_a_named_interpreter_is_the_only_one_that_is_asked(tmp_path: Path) -> None:
+    """Neither the own environment nor a made one stands in for the interpreter that is named."""
+    program = Program(tmp_path)
+    named = _interpreter(tmp_path / "named", vllm=GONE)
+    made = _interpreter(tmp_path / "made")
+    found = Capabilities(clock=FakeClock(), command=program.command, managed=lambda loader: made)
+    assert await found.find("vllm", python=named) == msgspec.structs.replace(GONE, python=named)
+    assert not (await found.all(pythons={"vllm": named}))["vllm"].available
+    assert _runs(made) == 0
+    assert (await found.find("diffusers", python=named)).available
+
+
+async def test_an_environment_is_found_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    """One that is made, replaced or removed counts from the next question on, without any waiting."""
+    program = Program(tmp_path)
+    program.answers(vllm=GONE)
+    made: list[str] = []
+    found = Capabilities(
+        clock=FakeClock(), command=program.command, managed=lambda loader: made[-1] if made else None
+    )
+    assert await found.find("vllm") == GONE
+    made.append(_interpreter(tmp_path / "one"))
+    assert (await found.find("vllm")).python == made[-1]
+    made.append(_interpreter(tmp_path / "two"))
+    assert (await found.find("vllm")).python == made[-1]
+    made.clear()
+    assert await found.find("vllm") == GONE
+    assert len(program.runs) == 1
+
+
+@pytest.mark.parametrize("broken", ["empty", "gone"])
+async def test_a_made_environment_that_is_broken(tmp_path: Path, broken: str) -> None:
+    """What is wrong with it is told, and the command that makes it anew."""
+    program = Program(tmp_path)
+    program.answers(vllm=GONE)
+    python = _interpreter(tmp_path / "made", vllm=Capability(False, "torch is not installed", "x"))
+    if broken == "gone":
+        Path(python).unlink()
+    found = await Capabilities(
+        clock=FakeClock(), command=program.command, managed=lambda loader: python
+    ).find("vllm")
+    assert not found.available
+    assert ("torch is not installed" if broken == "empty" else f"{python} cannot be started") in found.detail
+    assert (found.fix, found.python) == ("modeld engines install vllm", python)
 
 
 # --- overrides ----------------------------------------------------------------------------------------------
