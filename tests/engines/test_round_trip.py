@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.worker import Worker
 from tests.harness.models_kokoro import kokoro_model
 from tests.harness.models_whisper import whisper_tiny_en
+from tests.harness.word_errors import errors, word_error_rate
 
 pytestmark = pytest.mark.engine
 
@@ -49,22 +49,6 @@ async def _answered(loader: str, usecase: str, model: Path, task: Task) -> list[
             await worker.stop(0.0)
 
 
-def words(text: str) -> list[str]:
-    """Return a text's words, without case and punctuation."""
-    return re.findall(r"[a-z']+", text.lower())
-
-
-def errors(said: list[str], written: list[str]) -> int:
-    """Return how many words must be put in, left out or changed to make the one of the other."""
-    row = list(range(len(written) + 1))
-    for number, word in enumerate(said, 1):
-        before, row[0] = row[0], number
-        for at, other in enumerate(written, 1):
-            change = before + (word != other)
-            before, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, change)
-    return row[-1]
-
-
 def test_errors_are_counted_as_they_should_be() -> None:
     """One word changed, one put in, one left out."""
     assert errors(["a", "b", "c"], ["a", "b", "c"]) == 0
@@ -84,5 +68,4 @@ async def test_what_kokoro_says_whisper_writes_down() -> None:
         "whispercpp", "transcription", whisper_tiny_en(), TranscribeTask(media=media, language="en")
     )
     text = "".join(event.text for event in heard if isinstance(event, Segment))
-    said = words(SENTENCE)
-    assert errors(said, words(text)) / len(said) <= MOST_WRONG, text
+    assert word_error_rate(SENTENCE, text) <= MOST_WRONG, text

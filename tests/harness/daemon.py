@@ -302,6 +302,14 @@ async def resumed(folder: Path) -> AsyncIterator[Daemon]:
 
 
 @asynccontextmanager
+async def demonstrating(folder: Path, env: Mapping[str, str]) -> AsyncIterator[Daemon]:
+    """Run `modeld serve --demo`."""
+    args = ["--demo", "--state-dir", str(folder / "state"), "--host", "127.0.0.1", "--port", "0"]
+    async with _to_its_end(await launch(folder, args, env), family_must_go=True) as daemon:
+        yield daemon
+
+
+@asynccontextmanager
 async def _to_its_end(daemon: Daemon, *, family_must_go: bool) -> AsyncIterator[Daemon]:
     try:
         line = await daemon.line("modeld listens on ")

@@ -21,19 +21,18 @@ _SENTENCE = "Good morning. The sun is up, and the birds begin to sing."
 class Examples:
     """One example for each kind of model: of the default gateway's first, else of another gateway's.
 
-    `address` is the daemon's; `keyed`: callers need an API key.
+    `expected`: the models that are to come up. `address` is the daemon's. `keyed`: callers need an API key.
     """
 
-    def __init__(self, statuses: Iterable[Status], address: str, *, keyed: bool) -> None:
-        statuses = sorted(statuses, key=lambda status: status.gateway != "")
+    def __init__(self, expected: Iterable[Status], address: str, *, keyed: bool) -> None:
+        statuses = sorted(expected, key=lambda status: status.gateway != "")
         self._told: set[str] = set()
         self._address = address
         self._key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
-        self._speaks = any(status.usecase == "tts" and not status.on_demand for status in statuses)
+        self._speaks = any(status.usecase == "tts" for status in statuses)
         self._first: dict[str, str] = {}
         for status in statuses:
-            if not status.on_demand:
-                self._first.setdefault(status.usecase, status.name)
+            self._first.setdefault(status.usecase, status.name)
 
     def of(self, status: Status, *, whichever: bool = False) -> list[str]:
         """Return the lines for a model that is ready; none where its kind has had some, or another model is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ AT_REST = frozenset({State.READY, State.FAILED, State.STOPPED})
 Show = Callable[[FeedEvent], None]
 Said = Callable[[str], Sequence[str]]
 """Gives the lines to print for a model that has become ready."""
+Settled = Callable[[], Awaitable[None]]
 
 
 class Lines:
@@ -125,8 +126,8 @@ def _drawn(screen: Screen | None) -> Iterator[tuple[Console, Show]]:
 # --- of the daemon in a terminal ----------------------------------------------------------------------------
 
 
-async def show_lines(pool: Pool, said: Said) -> None:
-    """Print lines until no model is on its way any more."""
+async def show_lines(pool: Pool, said: Said, settled: Settled) -> None:
+    """Print lines until `settled` returns: no model is on its way any more."""
     lines = Lines()
 
     def show(event: FeedEvent) -> None:
@@ -135,11 +136,11 @@ async def show_lines(pool: Pool, said: Said) -> None:
         for text in _said(event, said):
             print(text, flush=True)
 
-    await _until_settled(pool, show)
+    await _until(settled, pool, show)
 
 
-async def show_bars(pool: Pool, said: Said) -> None:
-    """Draw a bar for each model until none is on its way any more; what is said stays."""
+async def show_bars(pool: Pool, said: Said, settled: Settled) -> None:
+    """Draw a bar for each model until `settled` returns; what is said stays."""
     with _drawn(None) as (console, draw):
 
         def show(event: FeedEvent) -> None:
@@ -148,18 +149,18 @@ async def show_bars(pool: Pool, said: Said) -> None:
                 # Never broken into lines of the terminal's width: a command is there to be copied.
                 console.print(text, soft_wrap=True, markup=False, emoji=False, highlight=False)
 
-        await _until_settled(pool, show)
+        await _until(settled, pool, show)
 
 
 def _said(event: FeedEvent, said: Said) -> Sequence[str]:
     return said(event.model) if event.kind == "state" and event.state == State.READY else ()
 
 
-async def _until_settled(pool: Pool, show: Show) -> None:
+async def _until(settled: Settled, pool: Pool, show: Show) -> None:
     with pool.feed.subscribe(replay=True) as events:
         async with asyncio.TaskGroup() as group:
             shown = group.create_task(_each(events, show))
-            await pool.settled()
+            await settled()
             await asyncio.sleep(0)  # what is in the queue by now still belongs to it
             shown.cancel()
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modeld.errors import UsageError
+from modeld.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from modeld.config.schema import Config
-    from modeld.daemon import Running
+    from modeld.daemon import FrontEnd, Running
 
 
 DEMO = (
@@ -38,15 +39,13 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
     Without --config and --demo it serves the models it served last. SIGHUP reads the file again. The first
     signal lets open requests finish, the second ends them.
     """
-    without = _engines_missing() if demo else frozenset()
-    config, warnings = _configuration(file, demo, host, port, state_dir, without)
+    config, warnings = _configuration(file, demo, host, port, state_dir)
 
     from modeld.telemetry import logging
     from modeld.trust import nobody_trusted
 
     with nobody_trusted():
         from modeld import daemon
-        from modeld.library.demo import how_to_get
 
     logging.setup(config.log.format, config.log.level)
     for key in config.api_keys:
@@ -60,7 +59,7 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
         base=base,
         file=None if file is None else file.absolute(),
         resume=file is None and not demo,
-        front_end=partial(_show, notes=how_to_get(without)),
+        front_end=_demonstration() if demo else _show,
     )
     try:
         import uvloop
@@ -70,21 +69,17 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
         uvloop.run(main)
 
 
-def _engines_missing() -> frozenset[str]:
-    """Return the loaders of demo models that cannot work here, as far as that is known at once."""
-    from modeld.library.demo import engines_missing
+def _demonstration() -> FrontEnd:
+    """Return what shows the demo. Raises UsageError for a variable MODELD_CAPABILITIES that is wrong."""
+    from modeld.library import demo
     from modeld.supervisor.capabilities import override_from
 
-    return engines_missing(override_from(os.environ) or {})
+    absent = demo.missing(override_from(os.environ) or {})
+    return partial(_show, then=demo.coming(absent), notes=demo.how_to_get(absent))
 
 
 def _configuration(
-    file: Path | None,
-    demo: bool,
-    host: str | None,
-    port: int | None,
-    state_dir: Path | None,
-    without: frozenset[str],
+    file: Path | None, demo: bool, host: str | None, port: int | None, state_dir: Path | None
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the configuration as the command line changes it, and what is to be said about its file."""
     from modeld.config.schema import Config
@@ -96,7 +91,7 @@ def _configuration(
         from modeld.config.load import apply_environment
         from modeld.library.demo import demo_document
 
-        config = apply_environment(Config.model_validate(demo_document(without)), os.environ)
+        config = apply_environment(Config.model_validate(demo_document()), os.environ)
     elif file is not None:
         from modeld.config.load import load
 
@@ -115,8 +110,11 @@ def _configuration(
     return config, warnings
 
 
-async def _show(running: Running, notes: Sequence[str] = ()) -> None:
-    """Tell on standard output where it listens, how the models come up, and what to try; last the notes."""
+async def _show(running: Running, then: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+    """Tell on standard output where it listens, how the models come up, and what to try; last the notes.
+
+    The models named in `then` are brought up, as far as there is room for them, once all others are at rest.
+    """
     from modeld.cli.examples import Examples
     from modeld.supervisor.states import State
 
@@ -126,12 +124,20 @@ async def _show(running: Running, notes: Sequence[str] = ()) -> None:
     else:
         from modeld.cli.progress import show_lines as show
     pool = running.pool
-    examples = Examples(pool.statuses(), running.address, keyed=running.keyed)
+    expected = [status for status in pool.statuses() if not status.on_demand or status.name in then]
+    examples = Examples(expected, running.address, keyed=running.keyed)
 
     def said(name: str) -> list[str]:
         return [line for status in pool.statuses() if status.name == name for line in examples.of(status)]
 
-    await show(pool, said)
+    async def settled() -> None:
+        await pool.settled()
+        for name in then:
+            with suppress(NotFound):  # somebody has removed it
+                pool.wake(name)
+        await pool.settled()
+
+    await show(pool, said, settled)
     statuses = pool.statuses()
     for status in statuses:
         if status.state is State.READY:

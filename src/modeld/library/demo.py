@@ -85,19 +85,18 @@ DEMO_MODELS = (
         size=WHISPER.size,
     ),
 )
-"""In the order in which they are fetched: who came for a chat waits for nothing else."""
+"""In the order in which they are fetched."""
 
 
-def demo_document(without: Collection[str] = ()) -> dict[str, Any]:
+def demo_document() -> dict[str, Any]:
     """Return what the demo's configuration file would hold, for `Config.model_validate`.
 
-    Models of the loaders in `without`, whose engines are not there, are left for the first request: they
-    cost no download until then, and work without a restart once the engine has been installed.
+    Only chat is loaded at the start; the others wait to be asked for, or for `coming` to be woken.
     """
-    return {"models": [_entry(model, on_demand=model.loader in without) for model in DEMO_MODELS]}
+    return {"models": [_entry(model) for model in DEMO_MODELS]}
 
 
-def _entry(model: DemoModel, *, on_demand: bool) -> dict[str, Any]:
+def _entry(model: DemoModel) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": model.name, "model": model.ref}
     entry |= {"usecase": model.usecase, "loader": model.loader}
     options: dict[str, dict[str, Any]] = {
@@ -106,34 +105,37 @@ def _entry(model: DemoModel, *, on_demand: bool) -> dict[str, Any]:
         "transcription": {"whispercpp_config": {"n_threads": demo_threads()}},
     }
     entry |= options.get(model.usecase, {})
-    if model is CHAT:
-        entry["priority"] = 1  # loaded first
-    if on_demand:
-        entry["load"] = "on_demand"
-    return entry
+    return entry if model is CHAT else {**entry, "load": "on_demand"}
 
 
-def engines_missing(declared: Mapping[str, bool]) -> frozenset[str]:
-    """Return the loaders of demo models whose engines are not there.
+def missing(declared: Mapping[str, bool]) -> tuple[DemoModel, ...]:
+    """Return the models whose engines are not there.
 
     `declared` is believed in the place of what is found, by loader. llama.cpp counts as there, since it may
     be a program on PATH: its load tells. Nothing is imported.
     """
-    loaders = {model.loader: model.engine for model in DEMO_MODELS if model.loader != CHAT.loader}
-    return frozenset(
-        loader
-        for loader, engine in loaders.items()
-        if not declared.get(loader, importlib.util.find_spec(engine) is not None)
+    return tuple(
+        model
+        for model in DEMO_MODELS
+        if model.loader != CHAT.loader
+        and not declared.get(model.loader, importlib.util.find_spec(model.engine) is not None)
     )
 
 
-def how_to_get(without: Collection[str]) -> list[str]:
-    """Return a line for each model whose engine is not there."""
+def coming(absent: Collection[DemoModel]) -> list[str]:
+    """Return the models to wake once chat serves, in their order: all but those whose engines are absent.
+
+    Not before, so that the first answer waits for no other download and no other load.
+    """
+    return [model.name for model in DEMO_MODELS if model is not CHAT and model not in absent]
+
+
+def how_to_get(absent: Collection[DemoModel]) -> list[str]:
+    """Return a line for each model whose engine is absent."""
     return [
-        f"{model.name}'s engine is not installed; once it is, the first request loads the model "
-        f"({model.download / 1000**2:.0f} MB to fetch): pip install 'modeld[{model.extra}]'"
-        for model in DEMO_MODELS
-        if model.loader in without
+        f"{model.name} needs an engine that is not installed: pip install 'modeld[{model.extra}]'; then its "
+        f"first request fetches it ({model.download / 1000**2:.0f} MB) and loads it"
+        for model in absent
     ]
 
 

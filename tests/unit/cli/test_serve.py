@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,24 @@ async def test_the_line_to_try_names_a_model_as_its_gateway_serves_it(
     said = capsys.readouterr().out
     assert f"curl http://127.0.0.1:1{route}/v1/chat/completions " in said
     assert f'{{"model": "{name}", ' in said
+
+
+async def test_more_models_come_up_once_the_first_are_at_rest(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Models to be woken follow the others, each says how to try it when it is ready, and notes come last."""
+    specs = [
+        spec("chat"),
+        replace(spec("later", on_demand=True), usecase="embed"),
+        replace(spec("never", on_demand=True), usecase="tts"),
+    ]
+    async with make_pool(specs, tmp_path, workers=Workers()) as pool:
+        running = Running("http://127.0.0.1:1", False, pool)
+        await _show(running, then=["later", "removed meanwhile"], notes=["a note"])
+    text = capsys.readouterr().out
+    words = ("chat is ready", "/v1/chat/completions ", "later is ready", "/v1/embeddings ", "  later: ready")
+    order = [text.index(each) for each in (*words, "a note")]
+    assert order == sorted(order)
+    assert "  never: stopped" in text
+    assert "audio/speech" not in text
+    assert text.endswith("\na note\n")

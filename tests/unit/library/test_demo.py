@@ -14,7 +14,7 @@ from modeld.library import demo
 
 
 def test_the_demo_is_a_valid_configuration() -> None:
-    """The demo's document loads as one model of each kind; chat comes first in line and in memory."""
+    """The demo's document loads as one model of each kind; chat alone is loaded at the start."""
     config = Config.model_validate(demo.demo_document())
     assert [(model.name, model.usecase) for model in config.models] == [
         ("smollm2", "generate"),
@@ -22,8 +22,7 @@ def test_the_demo_is_a_valid_configuration() -> None:
         ("kokoro", "tts"),
         ("whisper", "transcription"),
     ]
-    assert [model.load for model in config.models] == ["eager"] * 4
-    assert [model.priority for model in config.models] == [1, 0, 0, 0]
+    assert [model.load for model in config.models] == ["eager"] + ["on_demand"] * 3
     options = config.models[0].options()
     assert (options["n_ctx"], options["parallel"]) == (4096, 2)
     assert options["threads"] == demo.demo_threads()
@@ -38,15 +37,16 @@ def test_the_demo_is_a_file_of_the_users_own(tmp_path: Path) -> None:
     assert loaded.config.models == Config.model_validate(demo.demo_document()).models
 
 
-def test_without_an_engine_a_model_waits_for_its_first_request() -> None:
-    """A loader whose engine is missing costs no download at the start, and how to get it is one line."""
-    without = demo.engines_missing({"sherpa_onnx": False, "whispercpp": True, "llama_server": False})
-    assert without == {"sherpa_onnx"}
-    models = demo.demo_document(without)["models"]
-    assert [model["name"] for model in models if model.get("load") == "on_demand"] == ["kokoro"]
-    [line] = demo.how_to_get(without)
-    assert line.startswith("kokoro's engine is not installed")
-    assert line.endswith("(70 MB to fetch): pip install 'modeld[tts]'")
+def test_a_model_without_its_engine_is_not_woken() -> None:
+    """A model whose engine is missing costs no download at the start, and how to get it is one line."""
+    absent = demo.missing({"sherpa_onnx": False, "whispercpp": True, "llama_server": False})
+    assert [model.name for model in absent] == ["kokoro"]
+    assert demo.coming(absent) == ["minilm", "whisper"]
+    assert demo.how_to_get(absent) == [
+        "kokoro needs an engine that is not installed: pip install 'modeld[tts]'; then its first request "
+        "fetches it (70 MB) and loads it"
+    ]
+    assert demo.coming(()) == ["minilm", "kokoro", "whisper"]
     assert demo.how_to_get(()) == []
 
 
@@ -59,8 +59,8 @@ def test_an_engine_is_found_without_being_imported(monkeypatch: pytest.MonkeyPat
         return None
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
-    assert demo.engines_missing({}) == {"sherpa_onnx", "whispercpp"}
-    assert sorted(asked) == ["pywhispercpp", "sherpa_onnx"]
+    assert [model.name for model in demo.missing({})] == ["kokoro", "whisper"]
+    assert asked == ["sherpa_onnx", "pywhispercpp"]
 
 
 def test_the_extras_that_are_named_exist() -> None:
