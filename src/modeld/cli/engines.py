@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,7 +21,7 @@ from modeld.cli.words import cell, memory, one_line
 from modeld.config import paths
 from modeld.engines.pins import Variant
 from modeld.engines.place import Place
-from modeld.errors import StartupError
+from modeld.errors import StartupError, UsageError
 
 if TYPE_CHECKING:
     from modeld.config.schema import Config
@@ -112,6 +112,7 @@ def install(name: str, wished: str | None, file: Path | None, state_dir: Path | 
 
     recipes = recipes_of(name)
     _, place = _place(file, state_dir)
+    _check_owner(place.root.parent)
     wish = None if wished is None else Variant(wished)
     variant = choose(name, wish, system_probe(os.environ).look(), lambda program: bool(shutil.which(program)))
     before = place.home(name)
@@ -139,6 +140,7 @@ def remove(name: str, force: bool, file: Path | None, state_dir: Path | None) ->
 
     recipes_of(name)
     _, place = _place(file, state_dir)
+    _check_owner(place.root.parent)
     used = carry_out(place, name, lambda: _users(place, name), force=force)
     click.echo(f"{name} is removed")
     for folder in used:
@@ -170,6 +172,20 @@ def _place(file: Path | None, state_dir: Path | None) -> tuple[Config | None, Pl
         config = load_config(file, os.environ)
     chosen = state_dir.absolute() if state_dir is not None else config.state_dir if config else None
     return config, Place(paths.state_dir(chosen, os.environ))
+
+
+def _check_owner(state_dir: Path) -> None:
+    """Raise UsageError for root in another user's state directory: that user's daemon could not read what
+    root makes, and root would run what that user can change.
+    """
+    with suppress(FileNotFoundError):
+        owner = state_dir.stat().st_uid
+        if os.geteuid() == 0 != owner:
+            raise UsageError(
+                f"{state_dir} belongs to uid {owner}: run this as that user, not as root; for the system's "
+                "service: systemd-run --pipe --wait -p DynamicUser=yes -p User=modeld "
+                f"-p StateDirectory=modeld {sys.argv[0]} {' '.join(sys.argv[1:])}"
+            )
 
 
 @contextmanager
