@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import struct
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -9,6 +10,10 @@ Format: TypeAlias = Literal["png", "jpeg", "gif", "webp"]
 
 MOST_SEGMENTS = 2048
 """Segments of a JPEG file looked at before its size is found; honest files have some dozens."""
+
+
+HEAD = 1 << 16
+"""Characters of base64 in which most pictures tell their size."""
 
 
 class NotAPicture(ValueError):
@@ -45,6 +50,19 @@ def look(data: bytes | bytearray | memoryview) -> Picture:
     if not found.width or not found.height:
         raise NotAPicture(f"a {found.format} file of {found.width}x{found.height} pixels holds no picture")
     return found
+
+
+def look_base64(payload: str) -> Picture:
+    """Do the same for a file in base64, of which no more is decoded than it takes.
+
+    Raises NotAPicture, and ValueError for what is not base64, if that is seen.
+    """
+    if len(payload) > HEAD:
+        try:
+            return look(binascii.a2b_base64(payload[:HEAD]))
+        except NotAPicture:  # a JPEG file may begin with a thumbnail, colours and more
+            pass
+    return look(binascii.a2b_base64(payload))
 
 
 def _png(head: bytes) -> Picture:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeld.protocol.pictures import NotAPicture, look
+from modeld.protocol.pictures import HEAD, NotAPicture, look, look_base64
 from tests.harness import pictures
 
 SIDE = st.integers(1, 16_383)
@@ -81,3 +83,15 @@ def test_what_is_none_says_what_it_is(data: bytes, words: str) -> None:
     """The words help whoever sent it."""
     with pytest.raises(NotAPicture, match=words):
         look(data)
+
+
+@given(HEADS, st.integers(0, 3 * HEAD), st.integers(0, 40))
+def test_in_base64_no_more_is_decoded_than_it_takes(
+    head: tuple[str, int, int, bytes], more: int, segments: int
+) -> None:
+    """The answer is that for the file itself, also where a long JPEG tells its size late."""
+    kind, width, height, data = head
+    if kind == "jpeg":
+        data = data[:2] + pictures.jpeg_segment(5000) * segments + data[2:]
+    data += bytes(more)
+    assert look_base64(base64.b64encode(data).decode()) == look(data) == (kind, width, height)

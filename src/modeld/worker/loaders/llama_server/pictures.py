@@ -6,19 +6,15 @@ also fetch a URL by itself, past every guard.
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Iterator
 
 from modeld.errors import BadRequest
 from modeld.protocol.messages import Facts, MediaLimits
-from modeld.protocol.pictures import NotAPicture, look
+from modeld.protocol.pictures import look_base64
 from modeld.protocol.tasks import ChatTask, ImagePart
 
 READ = ("png", "jpeg", "gif")
 """Formats that the engine has a decoder for; of a moving GIF it takes the first picture."""
-
-HEAD = 1 << 16
-"""Characters of base64 in which most pictures tell their size."""
 
 
 def check(task: ChatTask, facts: Facts, limits: MediaLimits) -> bool:
@@ -50,12 +46,7 @@ def _check(url: str, limits: MediaLimits, param: str) -> None:
     if not head.startswith("data:"):
         raise BadRequest(f"'{param}' is not a data: URL", code="invalid_image_url", param=param)
     try:
-        try:
-            picture = look(binascii.a2b_base64(payload[:HEAD]))
-        except NotAPicture:
-            if len(payload) <= HEAD:
-                raise
-            picture = look(binascii.a2b_base64(payload))
+        picture = look_base64(payload)
     except ValueError as error:
         raise BadRequest(
             f"the picture of '{param}' cannot be read: {error}", code="invalid_image", param=param
