@@ -45,8 +45,13 @@ ROUNDING_S = 0.25
 UNKNOWN_SIZE = 0x7FFFF000
 """Sizes from here on (and 0) stand in WAV headers of programs that did not know the length yet."""
 
-LOWEST_RATE = 2000
-"""Samples in a second that a recording must have: one of 1 Hz would be hours long in a few kilobytes."""
+LOWEST_RATE, HIGHEST_RATE = 2000, 1_000_000
+"""Samples in a second that a recording must have and may have: one of 1 Hz would be hours long in a few
+kilobytes, and one of 1 GHz takes a filter of its own size to bring down.
+"""
+
+MOST_CHANNELS = 24
+"""Channels that are mixed into one: nobody says where further ones stand."""
 
 MOST_DAMAGED = 50
 """Packets that may be damaged before a recording counts as noise, when they outnumber the sound ones."""
@@ -160,6 +165,10 @@ def _frames(container: InputContainer) -> Iterator[Samples]:
         now = (frame.format.name, frame.layout.name, frame.sample_rate)
         if now != form:
             _check_rate(frame.sample_rate)
+            if frame.layout.nb_channels > MOST_CHANNELS:
+                raise invalid(
+                    f"the file has {frame.layout.nb_channels} channels; at most {MOST_CHANNELS} are mixed"
+                )
             yield from _flushed(resampler)
             resampler, form = av.AudioResampler(format="flt", layout="mono", rate=RATE), now
         assert resampler is not None
@@ -187,7 +196,7 @@ def _decoded(container: InputContainer, stream: AudioStream) -> Iterator[AudioFr
 
 
 def _check_rate(rate: int) -> None:
-    if rate < LOWEST_RATE:
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
         raise invalid(f"the file has {rate} samples in a second; speech has {RATE} or so")
 
 
