@@ -227,6 +227,17 @@ async def test_a_projector_can_be_named_or_left_out(short_dir: Path) -> None:
             assert text(await model.ask(chat("What is it?")))
 
 
+async def test_one_beside_the_model_that_does_not_fit_says_the_way_out(short_dir: Path) -> None:
+    """Nobody named it, so the words tell where it came from."""
+    model = short_dir / "m.gguf"
+    model.symlink_to(seer())
+    (short_dir / "mmproj-f16.gguf").symlink_to(wrong_projector())
+    with pytest.raises(LoadFailed, match=r"(?s)mismatch.*mmproj-f16.gguf was taken.*mmproj: none") as caught:
+        async with loaded(short_dir, model, *LOADER, **OPTIONS):
+            pass
+    assert caught.value.permanent
+
+
 @pytest.mark.parametrize("kind", ["wrong", "missing", "no projector"])
 async def test_a_projector_that_does_not_fit_fails_the_load(short_dir: Path, kind: str) -> None:
     """For good, with the engine's own words."""

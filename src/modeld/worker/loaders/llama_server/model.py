@@ -206,6 +206,7 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
     model = model_file(spec)
     sock = Path(spec.runtime_dir) / SOCKET_NAME
     argv, name = command(spec, model, sock)
+    seeing = projector(spec, model)
     report(f"starting {name}", None)
     engine = await Engine.start(argv, sock, name)
     client = Client(sock)
@@ -222,12 +223,18 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
     except ModeldError as error:
         await engine.stop()
         if isinstance(error, LoadFailed):
-            raise
+            if spec.options.get("mmproj") or seeing is None or "mmproj" not in error.message:
+                raise
+            raise LoadFailed(
+                f"{error.message}\n{seeing} was taken because it lies beside the model; "
+                "name the right one as mmproj, or leave it out with mmproj: none",
+                permanent=error.permanent,
+            ) from error
         if isinstance(error, WorkerDied):
             raise LoadFailed(engine.died.result() if engine.died.done() else str(error)) from error
         raise LoadFailed(f"{name} answers, but not as llama.cpp does: {error}", permanent=True) from error
     except BaseException:
         await engine.stop()
         raise
-    found = facts.of_chat(props, template, engine, spec, projector(spec, model))
+    found = facts.of_chat(props, template, engine, spec, seeing)
     return LlamaModel(engine, client, found, vocabulary, template, spec)
