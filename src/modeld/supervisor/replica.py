@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -254,7 +255,7 @@ class Replica:
             except ChangedMind:
                 self._after_stop()
             except LoadFailed as error:
-                await self._after_failure(error, permanent=error.permanent)
+                await self._after_failure(error, permanent=error.permanent and not self._engine_gone())
             except ModeldError as error:
                 await self._after_failure(error, permanent=False)
             except OSError as error:
@@ -320,6 +321,11 @@ class Replica:
                     await self._intent.unless_changed(self._recheck.wait())
         if self.status.state is State.WAITING:
             self._move(State.STARTING, "engine", "the engine is there now")
+
+    def _engine_gone(self) -> bool:
+        """Whether the environment that modeld had made for the engine was taken away meanwhile."""
+        named = self._owner.spec.options.get("python")
+        return named is None and bool(self._python) and not os.path.exists(self._python)
 
     async def _with_lease(self, lease: Lease, path: Path, size: Size, *, first: bool) -> None:
         memory = self._world.memory
