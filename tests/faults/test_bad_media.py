@@ -120,7 +120,7 @@ CUT = {
         ("ipod", "aac", "cut in half"),
         ("flac", "flac", "cut in half"),
         ("caf", "pcm_s16le", "of a few bytes"),
-        ("w64", "pcm_s16le", "cut in half"),
+        ("w64", "pcm_s16le", "of a few bytes"),
         ("webm", "libopus", "cut in half"),
         ("mp3", "libmp3lame", "of a few bytes"),
         ("ogg", "libopus", "of a few bytes"),

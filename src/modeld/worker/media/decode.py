@@ -35,7 +35,7 @@ CONTAINERS = (
 )
 """What is read. Others, playlists above all, make the decoder open further files and addresses."""
 
-KNOWN_LENGTH = frozenset({"w64", "caf", "flac", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"})
+KNOWN_LENGTH = frozenset({"flac", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"})
 """Containers whose header tells how long the recording is; in others it is a guess, or made to fit."""
 
 SHORTFALL = 0.9
