@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from modeld.gateway.egress import Budget, Egress, Failed, Policy, Refused
 from modeld.gateway.egress.addresses import Address, allowed, check
@@ -225,6 +226,40 @@ async def test_every_redirect_is_checked_again() -> None:
         there = "/start"
         with pytest.raises(Failed, match="redirected more than 5 times"):
             await egress.fetch(start, 1000)
+
+
+HOSTS = st.one_of(
+    st.text(min_size=1, max_size=20),
+    st.ip_addresses().map(lambda address: f"[{address}]" if address.version == 6 else str(address)),
+    st.integers(0, 2**32).map(str),
+    st.integers(0, 2**32).map(hex),
+    st.sampled_from(["localhost", "LOCALHOST.", "127.0.0.1.", "0", "0x7f.1", "[::]", "[::ffff:127.0.0.1]"]),
+)
+
+
+@given(
+    HOSTS, st.sampled_from(["", ":80", ":0", ":65536", ":x", "/a/../b", "?q#f", "@h", "\\\\@h", "\0", "%00"])
+)
+def test_nobody_private_is_ever_asked(host: str, rest: str) -> None:
+    """Whatever is written for a host: it is refused, or a public address would have been asked."""
+    asked: list[Address] = []
+
+    async def resolve(name: str, port: int) -> Sequence[Address]:
+        return [ipaddress.ip_address("127.0.0.1")]
+
+    async def read(url: URL, listed: bool, *_: object) -> bytes:
+        asked.extend(await egress._checked(url, listed))
+        return b""
+
+    egress = Egress(Policy(), resolve=resolve)
+    egress._ask = read  # type: ignore[method-assign]
+    try:
+        asyncio.run(egress.fetch(f"http://{host}{rest}", 1000))
+    except (Refused, Failed):
+        assert asked == []
+    else:
+        assert asked
+        assert all(address.is_global for address in asked)
 
 
 async def test_what_comes_is_counted_as_it_comes() -> None:

@@ -80,6 +80,10 @@ class Egress:
         """Refuse what can be refused without asking anybody. Raises Refused."""
         check(url, self._policy)
 
+    async def addresses(self, url: str) -> Sequence[Address]:
+        """Return the addresses that a URL's host has, all of which may be asked. Raises Refused."""
+        return await self._checked(*check(url, self._policy))
+
     async def fetch(self, url: str, limit: int, budget: Budget | None = None) -> bytes:
         """Return the file at a URL: `limit` bytes at most, counted as they come, and within the budget.
 
@@ -130,7 +134,7 @@ class Egress:
         own = literal(host)
         try:
             found = (own,) if own is not None else await self._resolve(host, url.port or 0)
-        except (OSError, UnicodeError):
+        except (OSError, ValueError):  # no such name, or none that could be one
             found = ()
         bad = [address for address in found if not allowed(address, listed=listed)]
         if not found or bad:
