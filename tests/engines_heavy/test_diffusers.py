@@ -17,9 +17,9 @@ from PIL import Image
 
 from modeld.errors import BadRequest, LoadFailed
 from modeld.hardware import host
-from modeld.protocol.tasks import ChatTask, ImageTask, Message, Picture, Step, Task, Usage
+from modeld.protocol.tasks import ChatTask, ImageFormat, ImageTask, Message, Picture, Step, Task, Usage
 from tests.harness.daemon import running
-from tests.harness.drawn import bad_files, file, opened, pictures
+from tests.harness.drawn import bad_files, file, opened, pictures, previews
 from tests.harness.loaded import Loaded, loaded
 from tests.harness.models_diffusers import diffusers_model
 
@@ -90,6 +90,22 @@ async def test_the_same_seed_draws_the_same_and_everything_else_counts(it: Loade
         assert (await drawn(**other))[0] not in (first, second), other
     seeds = {one.seed for _ in range(2) for one in pictures(await it.ask(ImageTask(prompt="x", steps=1)))}
     assert len(seeds) == 2
+
+
+@pytest.mark.parametrize("form", ["jpeg", "webp"])
+async def test_pictures_and_previews_come_in_the_format_asked_for(it: Loaded, form: ImageFormat) -> None:
+    """Each is a file of that format; less quality is a smaller file."""
+    sizes = []
+    for quality in (10, 100):
+        events = await it.ask(
+            ImageTask(
+                prompt="x", steps=2, seed=1, width=64, height=48, previews=1, format=form, quality=quality
+            )
+        )
+        (one,), (preview,) = pictures(events), previews(events)
+        assert opened(one.data, form).size == opened(preview.data, form).size == (64, 48)
+        sizes.append(len(one.data))
+    assert sizes[0] < sizes[1]
 
 
 async def test_edits_draw_where_the_mask_says_and_nowhere_else(it: Loaded) -> None:

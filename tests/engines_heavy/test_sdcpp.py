@@ -6,6 +6,7 @@ import asyncio
 import base64
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -98,16 +99,15 @@ async def test_pictures_and_previews_come_in_the_format_asked_for(it: Loaded, fo
     """Each is a file of that format; less quality is a smaller file."""
     sizes = []
     for quality in (10, 100):
-        task = ImageTask(prompt="x", steps=2, seed=1, width=32, height=32, previews=1)
-        events = await it.ask(ImageTask(**{**_fields(task), "format": form, "quality": quality}))
+        events = await it.ask(
+            ImageTask(
+                prompt="x", steps=2, seed=1, width=32, height=32, previews=1, format=form, quality=quality
+            )
+        )
         (one,), (preview,) = pictures(events), previews(events)
         assert opened(one.data, form).size == opened(preview.data, form).size == (32, 32)
         sizes.append(len(one.data))
     assert sizes[0] < sizes[1]
-
-
-def _fields(task: ImageTask) -> dict[str, Any]:
-    return {name: getattr(task, name) for name in task.__struct_fields__}
 
 
 async def test_edits_draw_where_the_mask_says_and_nowhere_else(it: Loaded) -> None:
@@ -316,7 +316,9 @@ async def test_the_stock_sdk_draws_through_the_daemon(short_dir: Path) -> None:
 
     A bad picture is the caller's fault at both endpoints.
     """
-    async with running(short_dir, {"models": [sdcpp("paint", sdcpp_model())]}) as daemon:
+    # Named here, the interpreter runs worker and child as those of an engine with its own environment.
+    engines = {LOADER: {"python": sys.executable}}
+    async with running(short_dir, {"models": [sdcpp("paint", sdcpp_model())], "engines": engines}) as daemon:
         await daemon.until("paint", "ready")
         async with openai.AsyncOpenAI(
             base_url=f"{daemon.url}/v1", api_key="x", max_retries=0, _strict_response_validation=True

@@ -1,8 +1,9 @@
 """Stands for the stable-diffusion.cpp child, without the library: the frames are real, the pictures none.
 
 Run as a program with the socket's number. What a load does is in its arguments: "refuse" (words), "kill" (a
-signal for itself), "silent", and "once" (a file: a load that finds it refuses, any other makes it). A picture
-is what its prompt says: "hang" after the first step, "die", or else no picture, with the prompt for a reason.
+signal for itself), "silent", "once" (a file: a load that finds it refuses, any other makes it), and "backend"
+(where it says it runs). A picture is what its prompt says: "hang" after the first step, "die", or else no
+picture, with the prompt for a reason.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _answers(task: wire.ToChild) -> list[wire.FromChild]:
             Path(asked["once"]).touch(exist_ok=False)
         except FileExistsError:
             return [wire.Refused("a second time it will not")]
-    return [wire.Progress(1, 2), wire.Progress(2, 2), wire.Ready("0", "CPU", "fake", 8)]
+    return [wire.Progress(1, 2), wire.Progress(2, 2), wire.Ready("0", asked.get("backend", "CPU"), "fake", 8)]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from modeld.protocol.tasks import Event, ImageTask, Step
 from modeld.worker import elsewhere
 from modeld.worker.loaders.stable_diffusion_cpp import wire
 from modeld.worker.loaders.stable_diffusion_cpp.engine import Engine
-from modeld.worker.loaders.stable_diffusion_cpp.model import SdCppModel
+from modeld.worker.loaders.stable_diffusion_cpp.model import SdCppModel, start
 from tests.fakes import sdcpp_child
 
 WAIT_S = 20.0
@@ -151,6 +152,68 @@ async def test_closing_in_the_middle_of_a_load_leaves_nothing() -> None:
     await asyncio.wait_for(it.close(), WAIT_S)
     assert children() == []
     assert not it.died.done()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Give a file that is left to the engine."""
+    path = tmp_path / "m.ckpt"
+    path.write_bytes(b"PK\x03\x04")
+    return path
+
+
+def _installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    found = importlib.util.find_spec("json")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found if name in packages else None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "device"), [(0, "CPU", "cpu"), (1, "CUDA0", "cuda"), (1, "Metal", "mps")]
+)
+async def test_the_facts_are_those_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, gpus: int, backend: str, device: str
+) -> None:
+    """Where it runs, what it can do, and the memory of both processes; progress grows to 1."""
+    _installed(monkeypatch, "stable_diffusion_cpp", "PIL")
+    told: list[float | None] = []
+    options = {"model_kwargs": {"backend": backend}}
+    spec = LoadSpec("m", "stable_diffusion_cpp", "image", str(checkpoint), "/run/x", options, gpus=gpus)
+    it = await start(spec, lambda stage, fraction: told.append(fraction))
+    try:
+        assert (it.facts.device, it.facts.detail["model"]) == (device, "fake")
+        assert it.facts.detail["sides"] == "multiples of 8 pixels"
+        assert it.facts.capabilities == ("image", "image_edit")
+        (child,) = children()
+        assert it.facts.bytes_used > child.memory_info().rss / 2 + psutil.Process().memory_info().rss / 2
+        assert told == sorted(told, key=lambda fraction: fraction or 0.0)
+        assert (told[0], told[-1]) == (0.0, 1.0)
+    finally:
+        await it.close()
+
+
+async def test_a_gpu_that_the_engine_cannot_use_is_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    """A model is never quietly run somewhere else than it was placed; the words say what to do."""
+    _installed(monkeypatch, "stable_diffusion_cpp", "PIL")
+    spec = LoadSpec("m", "stable_diffusion_cpp", "image", str(checkpoint), "/run/x", gpus=1)
+    with pytest.raises(LoadFailed, match="num_gpus: 0") as caught:
+        await start(spec, lambda stage, fraction: None)
+    assert caught.value.permanent
+    assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("there", "named"), [("PIL", "stable-diffusion-cpp-python"), ("stable_diffusion_cpp", "pillow")]
+)
+async def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, there: str, named: str
+) -> None:
+    """The refusal says how to have it."""
+    _installed(monkeypatch, there)
+    spec = LoadSpec("m", "stable_diffusion_cpp", "image", str(checkpoint), "/run/x")
+    with pytest.raises(LoadFailed, match=rf"(?s)needs the Python package {named}.*engines:"):
+        await start(spec, lambda stage, fraction: None)
 
 
 @pytest.mark.parametrize(
