@@ -3,8 +3,8 @@
 Conversation: worker Hello → daemon Load → worker Progress* → Ready or LoadRefused; then any number of calls
 at once, each Call → Emit* → Ended or Failed, with Credit flowing back as the daemon's reader takes events,
 and Cancel at any time (a cancelled call still gets its Ended or Failed). Drain → the worker refuses new
-calls, finishes the open ones and says Drained. Bye → it unloads and exits. Dying is a worker's last word
-when its engine is gone; end-of-file without it is a crash.
+calls, finishes the open ones and says Drained. Ping is answered by Pong while it serves. Bye → it unloads
+and exits. Dying is a worker's last word when its engine is gone; end-of-file without it is a crash.
 """
 
 from __future__ import annotations
@@ -125,11 +125,15 @@ class Drain(_Message, tag="drain", frozen=True, array_like=True):
     """Take no new calls; answer Drained when the open ones have ended."""
 
 
+class Ping(_Message, tag="ping", frozen=True, array_like=True):
+    """Say Pong at once; sent now and then once the model serves."""
+
+
 class Bye(_Message, tag="bye", frozen=True, array_like=True):
     """Unload and exit with code 0."""
 
 
-ToWorker: TypeAlias = Load | Call | Credit | Cancel | Drain | Bye
+ToWorker: TypeAlias = Load | Call | Credit | Cancel | Drain | Ping | Bye
 
 # --- worker → daemon ----------------------------------------------------------------------------------------
 
@@ -184,13 +188,17 @@ class Drained(_Message, tag="drained", frozen=True, array_like=True):
     """No call is open any more."""
 
 
+class Pong(_Message, tag="pong", frozen=True, array_like=True):
+    """The answer to Ping: the worker's loop turns."""
+
+
 class Dying(_Message, tag="dying", frozen=True, array_like=True):
     """The engine is gone, and the worker goes too; `reason` ends with the engine's last words."""
 
     reason: str
 
 
-ToDaemon: TypeAlias = Hello | Progress | Ready | LoadRefused | Emit | Ended | Failed | Drained | Dying
+ToDaemon: TypeAlias = Hello | Progress | Ready | LoadRefused | Emit | Ended | Failed | Drained | Pong | Dying
 
 
 # --- errors on the wire -------------------------------------------------------------------------------------

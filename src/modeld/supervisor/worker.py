@@ -258,7 +258,9 @@ class Worker:
             reason = self._dying.result()
         elif hangs:
             silent = MISSED * PING_S
-            reason = f"the worker gave no sign of life for {silent:g} s (it hung, or was stopped) and was ended"
+            reason = (
+                f"the worker gave no sign of life for {silent:g} s (it hung, or was stopped) and was ended"
+            )
             if words := self._ring.tail(LAST_WORDS, silent + RECENT_S):
                 reason += f"; its last words:\n{words}"
         elif broken is not None:

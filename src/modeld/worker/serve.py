@@ -155,6 +155,8 @@ class Server:
             case m.Drain():
                 self._draining = True
                 self._check_drained()
+            case m.Ping():
+                self.link.send(m.Pong())
             case m.Bye():
                 self._bye.set()
 

@@ -13,6 +13,7 @@ from modeld.protocol.framing import HEADER
 from modeld.protocol.tasks import Event, Usage
 from modeld.supervisor.restart import RestartPolicy
 from modeld.supervisor.states import State
+from modeld.supervisor.worker import Worker
 from tests.component.supervisor.conftest import (
     QUICK,
     Pools,
@@ -243,3 +244,44 @@ async def test_the_log_keeps_all_lives_and_junk_does_no_harm(pools: Pools) -> No
         texts = [line.text for line in pool.log_lines("m")]
         assert texts.count("scripted crash: going down") == 2
         assert any("not text" in text for text in texts)
+
+
+async def test_a_worker_that_is_stopped_is_ended_and_replaced(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that gives no sign of life is killed with words that say so; the next one serves."""
+    monkeypatch.setattr("modeld.supervisor.worker.PING_S", 0.25)
+    async with pools(spec(token_delay=0.01, tokens=100_000)) as pool:
+        first = (await pool.load("m")).pid
+        assert first is not None
+        with ask(pool) as stream:
+            assert await stream.take(WAIT_S)
+            os.kill(first, signal.SIGSTOP)
+            with pytest.raises(WorkerDied, match=r"no sign of life for 1 s"):
+                await read_until_error(stream, [])
+        assert (await until_restarted(pool, 1)).pid != first
+
+
+async def test_a_worker_that_answers_its_pings_stays(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pings there are, and with a call that says nothing for longer than they would wait."""
+    monkeypatch.setattr("modeld.supervisor.worker.PING_S", 0.02)
+    monkeypatch.setattr("modeld.supervisor.worker.MISSED", 100)
+    pongs = 0
+    enough = asyncio.Event()
+    seen = Worker._on_control
+
+    def count(self: Worker, message: m.ToDaemon) -> None:
+        nonlocal pongs
+        pongs += isinstance(message, m.Pong)
+        if pongs > 110:
+            enough.set()
+        seen(self, message)
+
+    monkeypatch.setattr(Worker, "_on_control", count)
+    async with pools(spec(hang_after=1)) as pool:
+        first = (await pool.load("m")).pid
+        with ask(pool) as stream:
+            assert await stream.take(WAIT_S)
+            await asyncio.wait_for(enough.wait(), WAIT_S)
+            status = pool.status("m")
+            assert (status.pid, status.state, status.in_flight) == (first, State.READY, 1)
