@@ -234,14 +234,38 @@ async def test_the_voices_of_a_model(serve: Serve) -> None:
         assert (response.status, answer) == (200, expected)
 
 
-async def test_no_voices_without_a_loaded_speech_model(serve: Serve) -> None:
-    """A chat model is refused, and one that is not loaded cannot say; its state is told."""
-    stopped = model("kokoro", usecase="tts", state=State.STOPPED, message="it is loaded on demand")
-    gateway = await serve(FakePool.of(model("tiny"), stopped))
+async def test_the_voices_of_a_model_that_is_not_loaded(serve: Serve) -> None:
+    """Those of an earlier load are told; without one, the model is loaded as by any request."""
+    remembered = model("old", usecase="tts", state=State.STOPPED, facts=FACTS)
+    pool = FakePool.of(remembered, model("new", usecase="tts", state=State.STOPPED))
+
+    def load(name: str, task: Task) -> list[Answer] | ModeldError:
+        pool.models[name] = model("new", usecase="tts", facts=FACTS)
+        return BadRequest("a model of the loader sherpa_onnx does not do this", code="unsupported_task")
+
+    pool.answer = load
+    gateway = await serve(pool)
+    _, answer = await gateway.ask("GET", VOICES + "?model=old")
+    assert [voice["id"] for voice in answer["voices"]] == ["ann", "bob"]
+    assert pool.calls == []
+    response, answer = await gateway.ask("GET", VOICES + "?model=new")
+    assert (response.status, [voice["id"] for voice in answer["voices"]]) == (200, ["ann", "bob"])
+    assert [call.model for call in pool.calls] == ["new"]
+
+
+async def test_voices_that_nobody_can_tell(serve: Serve) -> None:
+    """A chat model has none; a model that cannot load is refused with its reason, as for speech; without a
+    name, only what is known is listed, and nothing is loaded.
+    """
+    failed = model("kokoro", usecase="tts", state=State.FAILED)
+    pool = FakePool.of(model("tiny"), failed)
+    pool.answer = lambda _name, _task: ModelFailed("its folder is not there")
+    gateway = await serve(pool)
     response, answer = await gateway.ask("GET", VOICES + "?model=tiny")
     assert (response.status, answer["error"]["param"]) == (400, "model")
-    response, answer = await gateway.ask("GET", VOICES + "?model=kokoro")
-    assert (response.status, answer["error"]["code"]) == (503, "model_not_loaded")
-    assert "it is loaded on demand" in answer["error"]["message"]
     response, answer = await gateway.ask("GET", VOICES)
     assert (response.status, answer) == (200, {"voices": []})
+    assert pool.calls == []
+    response, answer = await gateway.ask("GET", VOICES + "?model=kokoro")
+    assert (response.status, answer["error"]["code"]) == (503, "model_failed")
+    assert answer["error"]["message"] == "its folder is not there"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from modeld.errors import ModelUnavailable
+from modeld.errors import BadRequest, ModelUnavailable
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.encoding import dumps
 from modeld.gateway.families.speech.request import read, to_task
 from modeld.gateway.families.speech.response import AudioRelay, SpeechEvents
+from modeld.gateway.relay import WAIT
+from modeld.protocol.tasks import TokenizeTask
 from modeld.supervisor.states import Status
 
 USECASE = "tts"
@@ -30,21 +32,17 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def voices(request: web.Request) -> web.StreamResponse:
-    """List the voices of the model in the query, or without one those of every loaded speech model here.
+    """List the voices of the model in the query, or without one those that are known of every speech model
+    here.
 
-    Voices are known while a model is loaded.
+    They are known from a model's first load on. One that has not been loaded yet is loaded, as a request for
+    speech would.
     """
     gateway, exchange = request.app[routing.KEY], request[exchanges.KEY]
     name = request.query.get("model")
     if name:
         status = routing.resolve(request, name, USECASE, exchange)
-        if status.facts is None:
-            raise ModelUnavailable(
-                f"the voices of {name!r} are known while it is loaded, and it is {status.state.value}: "
-                f"{status.message or 'a request for speech loads it'}",
-                code="model_not_loaded",
-            )
-        listed = _voices(status)
+        listed = _voices(status if status.facts is not None else await _loaded(request, status))
     else:
         here = routing.gateway_name(request, gateway.pool)
         listed = [
@@ -54,6 +52,26 @@ async def voices(request: web.Request) -> web.StreamResponse:
             for voice in _voices(status)
         ]
     return web.Response(body=dumps({"voices": listed}), content_type="application/json")
+
+
+async def _loaded(request: web.Request, status: Status) -> Status:
+    """Load a model and return its new snapshot. Raises ModeldError as a call of it does."""
+    pool = request.app[routing.KEY].pool
+    try:
+        # No task asks for voices; one that a speech model refuses at once waits and loads it all the same.
+        async with routing.opening(request, status, TokenizeTask(text=""), None) as stream:
+            while await stream.take(WAIT) is not None:
+                pass
+    except BadRequest as refusal:
+        if refusal.code != "unsupported_task":
+            raise
+    again = pool.find(status.gateway, status.served_name)
+    if again is None or again.facts is None:
+        raise ModelUnavailable(
+            f"the model {status.served_name!r} was unloaded before it could tell its voices; ask again",
+            code="model_not_loaded",
+        )
+    return again
 
 
 def _voices(status: Status) -> list[dict[str, str]]:
