@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import os
 import signal
 import socket
 import stat
 import sys
 import zipfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,110 +16,18 @@ import pytest
 from modeld.errors import LoadFailed
 from modeld.library.demo import DEMO_MODELS
 from modeld.library.resolve import Resolver
-
-CONTENT = b"GGUF" + bytes(range(256)) * 4000
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
-REF = "pypi:tiny_model==1.0/tiny_model/m.gguf"
-
-
-class Reports:
-    """Keeps what was reported, and wakes who waits for it."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, float | None]] = []
-        self.first = asyncio.Event()
-
-    def __call__(self, stage: str, fraction: float | None) -> None:
-        self.seen.append((stage, fraction))
-        self.first.set()
-
-
-def build_wheel(folder: Path, *, content: bytes = CONTENT, recorded: bytes = CONTENT) -> Path:
-    """Write a wheel whose RECORD holds the hash of `recorded`."""
-    info = "tiny_model-1.0.dist-info"
-    files = {
-        "tiny_model/m.gguf": content,
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: other",
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = ""
-    for name, body in files.items():
-        digest = hashlib.sha256(recorded if name.endswith(".gguf") else body).digest()
-        record += f"{name},sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()},{len(body)}\n"
-    folder.mkdir(exist_ok=True)
-    wheel = folder / "tiny_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, body in files.items():
-            archive.writestr(name, body)
-        archive.writestr(f"{info}/RECORD", record + f"{info}/RECORD,,\n")
-    return wheel
-
-
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the folder that pip is made to take packages from, and nothing else."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """Give the path of a cache that is not there yet."""
-    return tmp_path / "cache"
-
-
-def files(cache: Path) -> list[str]:
-    """Return every file below the cache, hidden ones too."""
-    return sorted(str(path.relative_to(cache)) for path in cache.rglob("*") if not path.is_dir())
-
-
-def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every further run of pip fail."""
-    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-
-
-def family() -> list[psutil.Process]:
-    """Return the processes below this one that run still."""
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait, within bounds, for a process outside to come that far."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
-    assert condition(), what
-
-
-@asynccontextmanager
-async def silent_index(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
-    """Point pip at an index that takes connections and never answers; gives the event of the first one."""
-    asked = asyncio.Event()
-    writers: list[asyncio.StreamWriter] = []
-
-    def connected(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        asked.set()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    port = server.sockets[0].getsockname()[1]
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://user:secret@127.0.0.1:{port}/simple")
-    try:
-        yield asked
-    finally:
-        server.close()
-        for writer in writers:
-            writer.close()
-        await server.wait_closed()
+from tests.component.library.packages import (
+    CONTENT,
+    REF,
+    SHA256,
+    Reports,
+    build_wheel,
+    family,
+    files,
+    no_pip,
+    silent_index,
+    until,
+)
 
 
 async def test_a_package_is_fetched_with_progress_and_then_cached(
@@ -186,7 +91,7 @@ async def test_failures_say_why_and_leave_nothing(
     wheels: Path,
     cache: Path,
     ref: str,
-    wheel: dict[str, bytes],
+    wheel: dict[str, Any],
     sha256: str | None,
     words: str,
     permanent: bool,
