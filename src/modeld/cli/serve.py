@@ -141,7 +141,7 @@ async def _show(running: Running, then: Sequence[str] = (), notes: Sequence[str]
     statuses = pool.statuses()
     for status in statuses:
         if status.state is State.READY:
-            for line in examples.of(status, whichever=True):
+            for line in examples.of(status, at_last=True):
                 print(line)
     for status in statuses:
         first = status.message.splitlines()[0] if status.message else ""

@@ -46,12 +46,25 @@ def test_a_body_is_json_for_the_kinds_route(status: Status, path: str, wanted: d
 
 
 def test_what_is_spoken_is_then_transcribed() -> None:
-    """The transcription example reads the speech example's file; without speech, one of the reader's own."""
-    both = Examples([SPEECH, EARS], URL, keyed=False)
-    assert _command(both.of(SPEECH))[-2:] == ["-o", SPOKEN]
+    """The transcription example reads what the speech example wrote, and comes after it."""
+    examples = Examples([SPEECH, EARS], URL, keyed=False)
+    assert examples.of(EARS) == []
+    lines = examples.of(SPEECH)
+    assert _command(lines[:2])[-2:] == ["-o", SPOKEN]
     form = ["-F", "model=t", "-F", f"file=@{SPOKEN}"]
-    assert _command(both.of(EARS)) == ["curl", f"{URL}/v1/audio/transcriptions", *form]
+    assert _command(lines[2:]) == ["curl", f"{URL}/v1/audio/transcriptions", *form]
+    assert examples.of(EARS, at_last=True) == []
+    other = Examples([SPEECH, EARS], URL, keyed=False)
+    assert len(other.of(SPEECH)) == 2
+    assert _command(other.of(EARS))[-1] == f"file=@{SPOKEN}"
+
+
+def test_without_speech_a_recording_is_transcribed() -> None:
+    """Where nothing speaks, or what should speak has failed, the reader's own file is asked for."""
     assert _command(Examples([EARS], URL, keyed=False).of(EARS))[-1] == f"file=@{RECORDED}"
+    examples = Examples([SPEECH, EARS], URL, keyed=False)
+    assert examples.of(EARS) == []
+    assert _command(examples.of(EARS, at_last=True))[-1] == f"file=@{RECORDED}"
 
 
 def test_a_key_is_asked_for_where_one_is_needed() -> None:
@@ -67,8 +80,8 @@ def test_one_example_for_each_kind() -> None:
     examples = Examples([CHAT, other], URL, keyed=False)
     assert examples.of(other) == []
     assert examples.of(CHAT)
-    assert examples.of(CHAT) == examples.of(other, whichever=True) == []
-    assert _command(Examples([CHAT, other], URL, keyed=False).of(other, whichever=True))
+    assert examples.of(CHAT) == examples.of(other, at_last=True) == []
+    assert _command(Examples([CHAT, other], URL, keyed=False).of(other, at_last=True))
 
 
 def test_the_default_gateway_comes_first() -> None:
@@ -91,4 +104,4 @@ def test_names_are_safe_in_a_shell() -> None:
 def test_a_kind_without_an_example_has_none() -> None:
     """Pictures would fill the terminal with base64."""
     image = _ready("i", "image")
-    assert Examples([image], URL, keyed=False).of(image, whichever=True) == []
+    assert Examples([image], URL, keyed=False).of(image, at_last=True) == []
