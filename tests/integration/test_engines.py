@@ -93,7 +93,7 @@ async def test_an_engine_installed_while_the_daemon_runs(short_dir: Path, packag
 
         said = await engines(daemon, packages, "remove", LOADER)
         assert said.code == 2
-        assert f"{LOADER} is in use by brush" in said.err
+        assert f"{LOADER} is in use: the running daemon needs it for brush" in said.err
         said = await engines(daemon, packages, "remove", LOADER, "--force")
         assert said.code == 0, said
         assert not (await found(daemon))["available"]

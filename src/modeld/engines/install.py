@@ -138,8 +138,8 @@ def remove(place: Place, name: str, users: Callable[[], Sequence[str]], *, force
         if home is not None and not force:
             if models := users():
                 raise UsageError(
-                    f"{name} is in use by {', '.join(models)}; `modeld ctl remove` them or unload them and "
-                    "name another engine, or give --force"
+                    f"{name} is in use: the running daemon needs it for {', '.join(models)}; "
+                    f"first modeld ctl remove {' '.join(models)}, or give --force"
                 )
             if in_use(home, SHORT_S):
                 raise UsageError(f"a worker runs in {home}; stop it, or give --force")

@@ -78,12 +78,14 @@ step: each index is asked for every package of a step.
 
 
 def _sdcpp(disk: int, *cmake: str, programs: tuple[str, ...] = ("c++",)) -> Recipe:
-    # Source: the package's page on PyPI, "Installation Configuration"; there are no wheels.
+    # Source: the package's page on PyPI, "Installation Configuration"; there are no wheels. Without the
+    # cache, since pip would take a wheel from there that was built for another variant.
     environment = {"CMAKE_ARGS": " ".join(cmake)} if cmake else {}
     return Recipe(
         (
             Step(
                 ("stable-diffusion-cpp-python==0.4.7", "pillow==13.0.0", "numpy==2.4.6", MSGSPEC),
+                ("--no-cache-dir",),
                 environment=environment,
             ),
         ),
