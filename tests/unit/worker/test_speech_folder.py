@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from modeld.errors import LoadFailed
 from modeld.worker.loaders.sherpa_onnx.folder import Found, look
 from modeld.worker.loaders.sherpa_onnx.lexicon import Lexicon
 from modeld.worker.loaders.sherpa_onnx.onnx_file import metadata
+from modeld.worker.loaders.sherpa_onnx.piper import completed, discarded
+from modeld.worker.loaders.sherpa_onnx.voices import names
 from tests.harness.models_kokoro import onnx_metadata
 
 GRAPH = b"\x3a\x80\x01" + b"g" * 128
@@ -134,3 +137,61 @@ def test_the_lexicon_knows_what_will_be_left_out(tmp_path: Path) -> None:
     assert lexicon.unknown("Hello, IT'S well-known; 日本 modeld 2024 modeld.") == ["本", "modeld", "2024"]
     assert lexicon.unknown("...!") == []
     assert lexicon.nearest("Héllo, modéld; well.") == "Hello, modéld; well."
+
+
+PIPER = {
+    "audio": {"sample_rate": 22050},
+    "espeak": {"voice": "en-us"},
+    "num_speakers": 2,
+    "speaker_id_map": {"ann": 0, "bob": 1},
+    "phoneme_id_map": {"_": [0], "a": [1], "ˈ": [2]},
+    "language": {"name_english": "English"},
+}
+
+
+def _piper(path: Path, files: str, settings: object = PIPER, **values: str) -> Path:
+    folder = _folder(path, files, **values)
+    (folder / "model.onnx.json").write_text(json.dumps(settings), "utf-8")
+    return folder
+
+
+def test_a_voice_as_piper_gives_it_out_is_completed_in_a_copy(tmp_path: Path) -> None:
+    """Two files and a lexicon: metadata, blanks and tokens go into a copy, and the folder is left alone."""
+    folder, scratch = _piper(tmp_path / "p", "lexicon.txt"), tmp_path / "run"
+    scratch.mkdir()
+    before = (folder / "model.onnx").read_bytes()
+    found = completed(look(folder, has_espeak=False), scratch, has_espeak=False)
+    assert found.family == "vits"
+    assert found.model == scratch / "model.onnx"
+    assert found.tokens.read_text("utf-8") == "_ 0\na 1\nˈ 2\n"
+    written = metadata(found.model)
+    assert written == found.metadata
+    assert (written["sample_rate"], written["n_speakers"], written["comment"]) == ("22050", "2", "piper")
+    assert (written["add_blank"], written["blank_id"]) == ("1", "0")
+    assert names(found.metadata, 2) == ("ann", "bob")
+    assert (folder / "model.onnx").read_bytes() == before
+    discarded(scratch)
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_converted_piper_voice_gets_its_blanks(tmp_path: Path) -> None:
+    """One with metadata lacks only those; with an engine that has espeak nothing; others are let be."""
+    known = {"model_type": "vits", "comment": "piper", "has_espeak": "1", "n_speakers": "1"}
+    folder = _folder(tmp_path / "c", "tokens.txt lexicon.txt espeak-ng-data/", **known)
+    found = look(folder, has_espeak=False)
+    assert completed(found, tmp_path, has_espeak=True) == found
+    whole = completed(found, tmp_path, has_espeak=False)
+    assert metadata(whole.model) == {**known, "add_blank": "1", "blank_id": "0"}
+    assert whole.tokens == folder / "tokens.txt"
+    other = look(_folder(tmp_path / "v", "tokens.txt lexicon.txt", model_type="vits"), has_espeak=False)
+    assert completed(other, tmp_path, has_espeak=False) == other
+
+
+def test_piper_without_a_lexicon_or_with_a_broken_file_is_refused(tmp_path: Path) -> None:
+    """It speaks sounds, not letters, so sherpa-onnx 2 needs one; settings of another kind are none."""
+    assert "has no lexicon, without which a vits model can say nothing" in _refusal(
+        _piper(tmp_path / "a", "")
+    )
+    for number, settings in enumerate(([], {}, {**PIPER, "phoneme_id_map": {"a": []}}, {"espeak": 5})):
+        folder = _piper(tmp_path / str(number), "lexicon.txt", settings)
+        assert "has no model_type" in _refusal(folder)

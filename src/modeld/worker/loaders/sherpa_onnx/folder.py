@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modeld.errors import LoadFailed
+from modeld.worker.loaders.sherpa_onnx import piper
 from modeld.worker.loaders.sherpa_onnx.onnx_file import metadata
 
 FAMILIES = ("kokoro", "kitten", "matcha", "vits")
@@ -21,7 +22,8 @@ _LEXICON = "lexicon*.txt"
 class Found:
     """A model of a family; paths are absolute.
 
-    `lexicons` in the order the engine searches them. `metadata` is the ONNX file's own.
+    `lexicons` in the order the engine searches them. `metadata` is the ONNX file's own, or what Piper's file
+    beside it says (`piper`); then `tokens` need not be there.
     """
 
     family: str
@@ -34,6 +36,7 @@ class Found:
     data_dir: Path | None = None
     dict_dir: Path | None = None
     rules: tuple[Path, ...] = ()
+    piper: piper.Settings | None = None
 
 
 def look(path: Path, *, has_espeak: bool) -> Found:
@@ -51,11 +54,11 @@ def look(path: Path, *, has_espeak: bool) -> Found:
             f"{folder} has no .onnx file; the folder of a sherpa-onnx speech model is looked for: "
             "model.onnx, tokens.txt, a lexicon, and voices.bin for Kokoro"
         )
-    model, family, meta = _model(candidates)
+    model, family, meta, voice = _model(candidates)
     found = Found(
         family=family,
         model=model,
-        tokens=_needed(folder, "tokens.txt", family),
+        tokens=folder / "tokens.txt" if voice is not None else _needed(folder, "tokens.txt", family),
         lexicons=_lexicons(folder),
         metadata=meta,
         voices=_needed(folder, "voices.bin", family) if family in ("kokoro", "kitten") else None,
@@ -64,13 +67,14 @@ def look(path: Path, *, has_espeak: bool) -> Found:
         dict_dir=_folder(folder / "dict"),
         # Kokoro's rules are for Chinese and would read an English text's numbers in Chinese.
         rules=tuple(sorted(folder.glob("*.fst"))) if family in ("matcha", "vits") else (),
+        piper=voice,
     )
     _check_pronunciation(found, folder, has_espeak)
     _check_voices(found)
     return found
 
 
-def _model(candidates: list[Path]) -> tuple[Path, str, dict[str, str]]:
+def _model(candidates: list[Path]) -> tuple[Path, str, dict[str, str], piper.Settings | None]:
     seen: list[str] = []
     for file in candidates:
         try:
@@ -81,7 +85,9 @@ def _model(candidates: list[Path]) -> tuple[Path, str, dict[str, str]]:
         kind = meta.get("model_type", "")
         family = next((name for name in FAMILIES if kind.startswith(name)), None)
         if family is not None:
-            return file, family, meta
+            return file, family, meta, None
+        if not kind and (voice := piper.settings(file)) is not None:
+            return file, "vits", dict(voice.metadata), voice
         seen.append(f"{file.name}: its model_type is {kind!r}" if kind else f"{file.name}: has no model_type")
     raise _refused(
         f"{candidates[0].parent} holds no speech model of the families {', '.join(FAMILIES)} "
@@ -125,7 +131,8 @@ def _vocoder(folder: Path, model: Path) -> Path:
 def _check_pronunciation(found: Found, folder: Path, has_espeak: bool) -> None:
     if found.lexicons or (has_espeak and found.data_dir is not None):
         return
-    if found.data_dir is None and found.family == "vits":
+    speaks_sounds = found.metadata.get("has_espeak") == "1"
+    if found.data_dir is None and found.family == "vits" and not speaks_sounds:
         return  # it may read letters, which need no lexicon
     also = "its espeak-ng-data is no longer used by sherpa-onnx 2; " if found.data_dir is not None else ""
     raise _refused(

@@ -18,6 +18,7 @@ from modeld.errors import BadRequest, EngineError, LoadFailed
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import Audio, SpeechTask, Task, Usage, unsupported
 from modeld.worker.loader import Emit, LoadedModel, Report
+from modeld.worker.loaders.sherpa_onnx import piper
 from modeld.worker.loaders.sherpa_onnx.folder import Found, look
 from modeld.worker.loaders.sherpa_onnx.lexicon import Lexicon
 from modeld.worker.loaders.sherpa_onnx.numbers import english
@@ -140,10 +141,15 @@ async def start(spec: LoadSpec, report: Report) -> LoadedModel:
     """Load the model in `spec.path`. Raises LoadFailed."""
     report("looking at the files", 0.0)
     version = _version()
-    found = await asyncio.to_thread(look, Path(spec.path), has_espeak=version.startswith(("0.", "1.")))
+    has_espeak, scratch = version.startswith(("0.", "1.")), Path(spec.runtime_dir)
+    found = await asyncio.to_thread(look, Path(spec.path), has_espeak=has_espeak)
     lexicon = await asyncio.to_thread(_lexicon, found)
     report(f"loading {found.model.name}", 0.2)
-    engine = await asyncio.to_thread(_engine, found, _threads())
+    found = await asyncio.to_thread(piper.completed, found, scratch, has_espeak=has_espeak)
+    try:
+        engine = await asyncio.to_thread(_engine, found, _threads())
+    finally:
+        await asyncio.to_thread(piper.discarded, scratch)
     report("loaded", 1.0)
     speakers = max(1, int(engine.num_speakers))
     detail = {

@@ -1,4 +1,4 @@
-"""The metadata of an ONNX file, read without its weights and without the onnx package.
+"""The metadata of an ONNX file, read and added to without its weights and without the onnx package.
 
 An ONNX file is one protobuf message, ModelProto; its field 14, `metadata_props`, holds pairs of a key (1)
 and a value (2). All other fields are stepped over, so that a file of gigabytes costs a few reads.
@@ -7,6 +7,7 @@ and a value (2). All other fields are stepped over, so that a file of gigabytes 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,6 +39,26 @@ def metadata(file: Path) -> dict[str, str]:
             else:
                 stream.seek(length, io.SEEK_CUR)
     return found
+
+
+def metadata_bytes(values: Mapping[str, str]) -> bytes:
+    """Return what, put behind a whole ONNX file, adds these metadata to it."""
+    return b"".join(
+        _field(_METADATA, _field(1, key.encode()) + _field(2, value.encode()))
+        for key, value in values.items()
+    )
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _number(number << 3 | _BYTES) + _number(len(content)) + content
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
 
 
 def _entry(raw: bytes) -> tuple[str, str]:
