@@ -212,7 +212,7 @@ async def test_a_package_that_is_missing_is_named(
     """The refusal says how to have it."""
     _installed(monkeypatch, there)
     spec = LoadSpec("m", "stable_diffusion_cpp", "image", str(checkpoint), "/run/x")
-    with pytest.raises(LoadFailed, match=rf"(?s)needs the Python package {named}.*engines:"):
+    with pytest.raises(LoadFailed, match=f"the Python package {named}; install it with: modeld engines"):
         await start(spec, lambda stage, fraction: None)
 
 

@@ -29,8 +29,6 @@ def decode(data: bytes, param: str, limits: MediaLimits) -> Any:
 
     The code is invalid_image, or image_too_large for one over the limits.
     """
-    from PIL import Image, ImageOps
-
     try:
         found = look(data)
     except NotAPicture as error:
@@ -44,6 +42,8 @@ def decode(data: bytes, param: str, limits: MediaLimits) -> Any:
             f"{limits.image_pixels} in all are taken"
         )
         raise _unusable(param, words, "image_too_large")
+    from PIL import Image, ImageOps
+
     Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and has been checked
     try:
         with Image.open(io.BytesIO(data), formats=[found.format.upper()]) as file:

@@ -13,6 +13,7 @@ import msgspec
 from modeld.errors import EngineError, LoadFailed, ModeldError, WorkerDied
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import ImageTask, Picture, Step, Task, Usage, unsupported
+from modeld.worker import capabilities
 from modeld.worker.loader import Emit, LoadedModel, Report
 from modeld.worker.loaders.stable_diffusion_cpp import drawing, weights, wire
 from modeld.worker.loaders.stable_diffusion_cpp.engine import NAME, Engine
@@ -160,8 +161,8 @@ async def start(spec: LoadSpec, report: Report) -> LoadedModel:
         engine.kill()
         await engine.gone()
         raise LoadFailed(
-            f"the model was given a GPU, but this {NAME} was built without support for one; build "
-            "stable-diffusion-cpp-python for it (CMAKE_ARGS=-DSD_CUDA=ON), or set num_gpus: 0",
+            f"the model was given a GPU, but this {NAME} was built without support for one; have one built "
+            f"with: modeld engines install {LOADER} --cuda (or --metal), or set num_gpus: 0",
             permanent=True,
         )
     report("ready to draw", 1.0)
@@ -189,8 +190,8 @@ def _check_packages() -> None:
     for module, package in (("stable_diffusion_cpp", "stable-diffusion-cpp-python"), ("PIL", "pillow")):
         if importlib.util.find_spec(module) is None:
             raise LoadFailed(
-                f"the loader {LOADER} needs the Python package {package}; install it beside modeld, or name "
-                f"an interpreter that has it: engines: {{{LOADER}: {{python: /path/to/python}}}}",
+                f"the loader {LOADER} needs the Python package {package}; install it with: "
+                + capabilities.install_line(capabilities.ENGINES[LOADER]),
                 permanent=True,
             )
 
