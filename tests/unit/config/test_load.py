@@ -446,6 +446,7 @@ def test_a_document_without_a_file_is_checked_the_same() -> None:
         ("/srv/a:b/c.gguf", "c", "llama_server"),
         ("org/Qwen3-8B-AWQ", "Qwen3-8B-AWQ", None),
         ("base.en", "base.en", None),
+        ("demo:kokoro", "kokoro", None),
         ("/srv/models/folder/", "folder", None),
     ],
 )
