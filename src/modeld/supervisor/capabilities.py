@@ -21,7 +21,7 @@ from modeld.clock import Clock
 from modeld.config.model import LoaderName
 from modeld.errors import UsageError
 from modeld.protocol.capabilities import Capability
-from modeld.supervisor.process import UNFIT, program
+from modeld.supervisor.process import UNFIT, program, variables
 
 VARIABLE = "MODELD_CAPABILITIES"
 """Environment variable: "vllm=yes,diffusers=no" is believed in the place of what is found."""
@@ -187,7 +187,7 @@ class Capabilities:
         program_here = self._command if python is None else (*program(python), "--capabilities")
         command = [*program_here, *(("--binary", binary) if binary else ())]
         try:
-            process = await _start(command)
+            process = await _start(command, variables(python))
         except OSError as error:
             if python is not None:
                 words = f"the interpreter {python} cannot be started: {error.strerror}"
@@ -222,7 +222,7 @@ def _wanting(answer: _Answer) -> bool:
     return answer.broken or not all(found.available for found in answer.found.values())
 
 
-async def _start(command: Sequence[str]) -> asyncio.subprocess.Process:
+async def _start(command: Sequence[str], env: Mapping[str, str]) -> asyncio.subprocess.Process:
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             *command,
@@ -230,6 +230,7 @@ async def _start(command: Sequence[str]) -> asyncio.subprocess.Process:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            env=env,
         )
     )
     try:

@@ -31,6 +31,9 @@ UNFIT = 78
 ELSEWHERE = Path(modeld.__file__).parent / "worker" / "elsewhere.py"
 """The worker program for an interpreter that has no modeld of its own."""
 
+_OF_ONE_PYTHON = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "__PYVENV_LAUNCHER__"})
+"""Variables that say where an interpreter finds its libraries."""
+
 SWEEP_S = 5.0
 """Seconds to wait for the members of a killed group to be gone; longer means the kernel holds them."""
 
@@ -69,7 +72,7 @@ class WorkerProcess:
                     stderr=asyncio.subprocess.STDOUT,
                     pass_fds=(sock.fileno(),),
                     start_new_session=True,
-                    env=None if env is None else {**os.environ, **env},
+                    env=None if env is None else {**variables(env.get(PYTHON)), **env},
                 )
             )
             try:
@@ -136,6 +139,13 @@ class WorkerProcess:
 def program(python: str | None) -> tuple[str, ...]:
     """Return the command that runs the worker program, under an interpreter of the engine's own if given."""
     return (sys.executable, "-m", "modeld.worker") if python is None else (python, str(ELSEWHERE))
+
+
+def variables(python: str | None) -> dict[str, str]:
+    """Return the daemon's variables, as far as a program under that interpreter may have them: another than
+    the daemon's own must not be led to the daemon's libraries.
+    """
+    return {key: value for key, value in os.environ.items() if python is None or key not in _OF_ONE_PYTHON}
 
 
 async def sweep(group: int) -> list[int]:

@@ -115,6 +115,21 @@ async def test_an_old_msgspec_is_told_with_both_versions(short_dir: Path) -> Non
     assert any(wanted.startswith(f"msgspec>={oldest},") for wanted in project["dependencies"])
 
 
+async def test_the_daemon_s_own_libraries_are_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, short_dir: Path
+) -> None:
+    """What PYTHONPATH gives the daemon is not given to another interpreter, by the check or by a worker."""
+    python = short_dir / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(MSGSPEC.parent))
+    found = await Capabilities(clock=SystemClock()).find("diffusers", python=str(python))
+    assert "lacks the package msgspec" in found.detail
+    async with started(short_dir, python) as worker:
+        with pytest.raises(LoadFailed, match="lacks the package msgspec"):
+            await worker.load(spec(short_dir), lambda stage, fraction: None)
+
+
 def test_an_old_python_is_told_in_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
