@@ -20,8 +20,9 @@ FLUSH_S = 2.0
 
 _PREFIX = re.compile(r"^\([A-Za-z_]+[^)]*pid=\d+\)\s+")
 _HEAD = re.compile(r"^(INFO|WARNING|ERROR|DEBUG|CRITICAL)\s+[\d-]+ [\d:]+ \[[^\]]*\]\s?")
+_WHERE = re.compile(r"\[[\w.]+:\d+\]")
 _SHARDS = re.compile(r"checkpoint shards:\s+(\d+)% Completed")
-_RAISED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Refused))(?:: (.*))?$")
+_RAISED = re.compile(r"^((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Exit|Refused))(?:: (.*))?$")
 _IDLE = ("Waiting for", "No available shared memory broadcast block", "Still waiting")
 """How lines begin that say only that nothing has happened yet."""
 
@@ -77,14 +78,20 @@ def cause(lines: list[str]) -> str | None:
         if words.startswith("Traceback (most recent call last)"):
             inside = True
         elif inside and (raised := _RAISED.match(words)):
-            more = [bare(later) for later in lines[number + 1 : number + 6]]
-            text = raised[2] or ""
-            for extra in more:  # a message of several lines, as validation errors have
-                if not extra or extra.startswith(("Traceback", "During", "The above", "(", "INFO", "ERROR")):
+            text = [raised[2] or ""]
+            for later in lines[number + 1 :]:  # a message of several lines, as validation errors have
+                if _place(later) != _place(line) or not bare(later) or len(text) > LAST_WORDS:
                     break
-                text += " " + extra
-            return f"{raised[1].rpartition('.')[2]}: {text.strip()}"[: 2 * WIDTH]
+                text.append(bare(later))
+            return f"{raised[1].rpartition('.')[2]}: {' '.join(text).strip()}"[: 2 * WIDTH]
     return None
+
+
+def _place(line: str) -> str:
+    """Return who said a line and where, without when; a line that does not say it is its own."""
+    head = _PREFIX.match(line.strip())
+    where = _WHERE.search(line[:200])
+    return f"{head[0] if head else ''}{where[0]}" if where else line
 
 
 class LogTap:

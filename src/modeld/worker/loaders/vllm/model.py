@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -235,9 +236,19 @@ class VllmModel:
         self._unwatch()
         if self._closing or self._died.done():
             return
-        code = process.exitcode
-        how = "has ended" if code is None else f"was killed by signal {-code}" if code < 0 else "has ended"
-        self._died.set_result(f"vLLM's engine process {how}; its last words:\n{self._tap.last_words()}")
+        self._died.set_result(
+            f"vLLM's engine process {exit_words(process.exitcode)}; its last words:\n{self._tap.last_words()}"
+        )
+
+
+def exit_words(code: int | None) -> str:
+    """Return how a process ended, from its exit code as `multiprocessing` gives it."""
+    if code is None:
+        return "has ended"
+    if code >= 0:
+        return f"exited with code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+    return f"was killed by signal {-code} ({name})"
 
 
 def cannot(task: Task, facts: Facts) -> BadRequest:

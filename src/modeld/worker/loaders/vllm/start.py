@@ -27,29 +27,42 @@ BUSY = 0.2
 
 async def start(spec: LoadSpec, report: Report) -> VllmModel:
     """Load the model. Raises LoadFailed; one that says nothing and does nothing is given up."""
-    loop = asyncio.get_running_loop()
+    progress = _Progress(report)
     tap = LogTap()
     thread = ThreadPoolExecutor(1, "vllm")
-    tap.to(lambda stage, fraction: _tell(loop, report, stage, fraction))
-    report("starting torch and vLLM", 0.0)
+    tap.to(progress.from_thread)
+    progress("starting torch and vLLM", 0.0)
     try:
-        engine = await _built(spec, tap, thread, report)
-        model = await _served(engine, spec, tap, thread, report)
+        engine = await _built(spec, tap, thread, progress)
+        model = await _served(engine, spec, tap, thread, progress)
     except BaseException:
         thread.shutdown(wait=False, cancel_futures=True)
         tap.to(None)
         tap.close()
         raise
     tap.to(None)
-    report("ready", 1.0)
+    progress("ready", 1.0)
     return model
 
 
-def _tell(loop: asyncio.AbstractEventLoop, report: Report, stage: str, fraction: float) -> None:
-    loop.call_soon_threadsafe(report, stage, fraction)
+class _Progress:
+    """Reports to the daemon what is further than all before: the log and our own looks at it may cross."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._furthest = 0.0
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        if fraction >= self._furthest:
+            self._furthest = fraction
+            self._report(stage, fraction)
+
+    def from_thread(self, stage: str, fraction: float) -> None:
+        self._loop.call_soon_threadsafe(self, stage, fraction)
 
 
-async def _built(spec: LoadSpec, tap: LogTap, thread: ThreadPoolExecutor, report: Report) -> Engine:
+async def _built(spec: LoadSpec, tap: LogTap, thread: ThreadPoolExecutor, report: _Progress) -> Engine:
     loop = asyncio.get_running_loop()
     building = loop.run_in_executor(thread, functools.partial(build, spec, tap))
     used, quiet_since = processor_time(), time.monotonic()
@@ -69,7 +82,7 @@ async def _built(spec: LoadSpec, tap: LogTap, thread: ThreadPoolExecutor, report
 
 
 async def _served(
-    engine: Engine, spec: LoadSpec, tap: LogTap, thread: ThreadPoolExecutor, report: Report
+    engine: Engine, spec: LoadSpec, tap: LogTap, thread: ThreadPoolExecutor, report: _Progress
 ) -> VllmModel:
     report("trying the model out", 0.97)
     try:
