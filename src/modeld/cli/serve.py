@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modeld.errors import NotFound, UsageError
+from modeld.errors import UsageError
 
 if TYPE_CHECKING:
     from modeld.config.schema import Config
@@ -59,7 +58,7 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
         base=base,
         file=None if file is None else file.absolute(),
         resume=file is None and not demo,
-        front_end=_demonstration() if demo else _show,
+        front_end=_demonstration(config) if demo else _show,
     )
     try:
         import uvloop
@@ -69,12 +68,16 @@ def serve(file: Path | None, demo: bool, host: str | None, port: int | None, sta
         uvloop.run(main)
 
 
-def _demonstration() -> FrontEnd:
+def _demonstration(config: Config) -> FrontEnd:
     """Return what shows the demo. Raises UsageError for a variable MODELD_CAPABILITIES that is wrong."""
+    from modeld.config import paths
+    from modeld.engines.place import Place
     from modeld.library import demo
     from modeld.supervisor.capabilities import override_from
 
-    absent = demo.missing(override_from(os.environ) or {})
+    managed = Place(paths.state_dir(config.state_dir, os.environ))
+    known = {model.loader: True for model in demo.DEMO_MODELS if managed.python(model.loader) is not None}
+    absent = demo.missing({**known, **(override_from(os.environ) or {})})
     return partial(_show, then=demo.coming(absent), notes=demo.how_to_get(absent))
 
 
@@ -132,8 +135,9 @@ async def _show(running: Running, then: Sequence[str] = (), notes: Sequence[str]
 
     async def settled() -> None:
         await pool.settled()
+        idle = {status.name for status in pool.statuses() if status.state is State.STOPPED}
         for name in then:
-            with suppress(NotFound):  # somebody has removed it
+            if name in idle:  # one that a request has brought on its way keeps that request's claims
                 pool.wake(name)
         await pool.settled()
 

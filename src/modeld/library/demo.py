@@ -133,8 +133,9 @@ def coming(absent: Collection[DemoModel]) -> list[str]:
 def how_to_get(absent: Collection[DemoModel]) -> list[str]:
     """Return a line for each model whose engine is absent."""
     return [
-        f"{model.name} needs an engine that is not installed: pip install 'modeld[{model.extra}]'; then its "
-        f"first request fetches it ({model.download / 1000**2:.0f} MB) and loads it"
+        f"{model.name} needs an engine that is not installed: pip install 'modeld[{model.extra}]', or modeld "
+        f"engines install {model.loader}; then its first request fetches it "
+        f"({model.download / 1000**2:.0f} MB) and loads it"
         for model in absent
     ]
 

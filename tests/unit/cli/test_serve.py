@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Iterator
@@ -119,3 +120,21 @@ async def test_more_models_come_up_once_the_first_are_at_rest(
     assert "  never: stopped" in text
     assert "audio/speech" not in text
     assert text.endswith("\na note\n")
+
+
+def test_the_demo_wakes_what_has_an_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: list[tuple[Config, dict[str, Any]]]
+) -> None:
+    """An engine that modeld keeps itself counts as installed; one that is declared missing does not."""
+    home = tmp_path / "state" / "engines" / "sherpa_onnx"
+    (home / "1").mkdir(parents=True)
+    (home / "current").symlink_to("1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("MODELD_CAPABILITIES", "")
+    for declared, woken in (("", ["minilm", "kokoro"]), ("sherpa_onnx=no", ["minilm"])):
+        monkeypatch.setenv("MODELD_CAPABILITIES", declared)
+        result = CliRunner().invoke(serve, ["--demo", "--state-dir", str(tmp_path / "state")])
+        assert result.exit_code == 0, result.output
+        front_end = started[-1][1]["front_end"]
+        assert front_end.keywords["then"] == woken
+        assert len(front_end.keywords["notes"]) == 3 - len(woken)

@@ -43,8 +43,8 @@ def test_a_model_without_its_engine_is_not_woken() -> None:
     assert [model.name for model in absent] == ["kokoro"]
     assert demo.coming(absent) == ["minilm", "whisper"]
     assert demo.how_to_get(absent) == [
-        "kokoro needs an engine that is not installed: pip install 'modeld[tts]'; then its first request "
-        "fetches it (70 MB) and loads it"
+        "kokoro needs an engine that is not installed: pip install 'modeld[tts]', or modeld engines install "
+        "sherpa_onnx; then its first request fetches it (70 MB) and loads it"
     ]
     assert demo.coming(()) == ["minilm", "kokoro", "whisper"]
     assert demo.how_to_get(()) == []
