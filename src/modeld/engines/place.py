@@ -111,6 +111,7 @@ class Place:
     def accept(self, name: str, home: Path, about: Installed) -> None:
         """Make an environment the one that counts, in one moment. Under `locked` only."""
         write_durably(home / MANIFEST, msgspec.json.encode(about))
+        os.sync()  # ten thousand files; the link must not be on the disk before them
         link = self.root / name / f".{_CURRENT}"
         with suppress(FileNotFoundError):
             link.unlink()
