@@ -118,8 +118,8 @@ def test_what_vllm_could_never_load_is_refused_before_it_starts(folder: Path, ma
 
 
 def test_the_environment_is_offline_without_telemetry_and_otherwise_the_owners() -> None:
-    """No hub and no statistics, whatever was set; how processes start, and where threads run, may be set."""
-    found = environment({"HF_HUB_OFFLINE": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"})
+    """No hub and no statistics, whatever was set; where threads run may be set."""
+    found = environment({"HF_HUB_OFFLINE": "0", "VLLM_CPU_OMP_THREADS_BIND": "0-3"})
     assert found["HF_HUB_OFFLINE"] == found["VLLM_NO_USAGE_STATS"] == "1"
-    assert "VLLM_WORKER_MULTIPROC_METHOD" not in found
-    assert environment({})["VLLM_WORKER_MULTIPROC_METHOD"] == "fork"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in found
+    assert environment({})["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

@@ -238,6 +238,17 @@ def test_log_probabilities_of_both_endpoints() -> None:
     assert plain == Text("a")
 
 
+def test_the_token_that_ends_an_answer_is_not_in_it() -> None:
+    """It has a log probability, but no text that this could cover."""
+    entries = [{"token": ".", "logprob": -1.0}, {"token": "<|im_end|>", "logprob": -0.1}]
+    for text, left in ((".", 1), ("", 0)):
+        wire = {"delta": {"content": text}, "logprobs": {"content": entries[-1 - left :]}}
+        events = Translator(1, 0).events(chunk(choices=[{**wire, "finish_reason": "stop"}]))
+        found = [one.token for event in events if isinstance(event, Text) for one in event.logprobs]
+        assert found == ["."][:left]
+        assert events[-1] == Finish("stop")
+
+
 @pytest.mark.parametrize("line", ["data: [DONE]\n\n", ": ping\n\n", ""])
 def test_what_is_no_data_is_no_chunk(line: str) -> None:
     """The end and comments carry nothing."""

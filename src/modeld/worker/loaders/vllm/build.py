@@ -1,6 +1,7 @@
 """Building vLLM's engine, in a thread of its own: it imports, reads weights and waits, for minutes.
 
-The thread lives as long as the model, since vLLM's processes are forked from it and die with it.
+The thread lives as long as the model, since vLLM's processes are started from it and die with it. vLLM forks
+them, and spawns them where it must: on the CPU always.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from modeld.protocol.messages import LoadSpec
@@ -59,7 +61,7 @@ def build(spec: LoadSpec, tap: LogTap) -> Engine:
         raise options.refused(f"vLLM {vllm.__version__} has no option {', '.join(unknown)}")
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()
-        _hide_main()
+        _guard_spawned()
         llm = AsyncLLM.from_vllm_config(
             config,
             enable_log_requests=bool(spec.options.get("enable_log_requests")),
@@ -112,12 +114,11 @@ def _link_sockets() -> list[int]:
     return found
 
 
-def _hide_main() -> None:
-    """Keep spawned children from importing the worker's program, which they may not even find."""
+def _guard_spawned() -> None:
+    """Have spawned children run `child` in place of the worker's program, which they may not even find."""
     main: Any = sys.modules["__main__"]
     main.__spec__ = None
-    if hasattr(main, "__file__"):
-        del main.__file__
+    main.__file__ = str(Path(__file__).with_name("child.py"))
 
 
 def _free_ram() -> int:

@@ -167,6 +167,8 @@ class Translator:
             out.append(Reasoning(choice.delta.reasoning, index))
         text = choice.delta.content or choice.text
         found = logprobs(choice.logprobs, self._top)
+        if choice.finish_reason == "stop" and found and not text.endswith(found[-1].token):
+            found = found[:-1]  # the token that ended the answer, and is no text of it
         # Tokens of thoughts and calls have log probabilities too; only those of text go out.
         if text or (found and not choice.delta.reasoning and not choice.delta.tool_calls):
             if state.parser is not None:

@@ -49,7 +49,6 @@ TASKS: dict[str, dict[str, str]] = {
 def environment(present: dict[str, str]) -> dict[str, str]:
     """Return what vLLM must find in its environment: no telemetry, no hub; `present` is not overruled.
 
-    vLLM's processes are forked: a spawned one would import torch once more, and half a minute with it.
     Threads are not bound to cores: vLLM would take the same ones for every model of a machine.
     """
     wanted = {
@@ -59,7 +58,6 @@ def environment(present: dict[str, str]) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
     }
     lenient = {
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "TOKENIZERS_PARALLELISM": "false",
     }
