@@ -25,7 +25,7 @@ from modeld.protocol.tasks import ChatTask, ImageFormat, ImageTask, Message, Ste
 from tests.harness.daemon import running
 from tests.harness.drawn import bad_files, file, opened, pictures, previews
 from tests.harness.loaded import Loaded, loaded, rest
-from tests.harness.models_sdcpp import sdcpp, sdcpp_model, sdcpp_parts
+from tests.harness.models_sdcpp import sdcpp, sdcpp_lora, sdcpp_model, sdcpp_parts
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -248,6 +248,24 @@ async def test_parts_are_loaded_from_their_own_files(short_dir: Path) -> None:
             assert words in it.log
         assert it.facts.capabilities == ("image",)
         assert len(pictures(await it.ask(SHORT))) == 1
+
+
+async def test_a_lora_that_the_prompt_names_is_applied_to_its_picture_only(short_dir: Path) -> None:
+    """In its strength; other pictures are as they were, and no file outside the folder is opened."""
+    sdcpp_lora(short_dir / "style.safetensors")
+    options = {"n_threads": 1, "model_kwargs": {"lora_model_dir": str(short_dir)}}
+    async with loaded(short_dir, sdcpp_model(encoder=False), LOADER, "image", **options) as it:
+
+        async def drawn(prompt: str) -> bytes:
+            (one,) = pictures(await it.ask(ImageTask(prompt=prompt, steps=1, seed=1, width=32, height=32)))
+            return one.data
+
+        plain, strong = await drawn("x"), await drawn("x<lora:style:1>")
+        assert plain != strong != await drawn("x<lora:style:0.2>") != plain
+        assert await drawn("x") == plain
+        with pytest.raises(BadRequest, match="there are style") as caught:
+            await drawn(f"x<lora:{short_dir}/style.safetensors:1>")
+        assert caught.value.param == "prompt"
 
 
 async def test_an_engine_that_dies_by_itself_is_the_workers_death(short_dir: Path) -> None:

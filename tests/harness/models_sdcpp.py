@@ -9,7 +9,9 @@ files for drawing from words only.
 
 from __future__ import annotations
 
+import json
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +55,26 @@ def sdcpp_parts(cache: Path = CACHE) -> dict[str, Path]:
     """Return the model without an encoder in three files, built once: "diffusion", "llm" and "vae"."""
     folder = _built(cache / f"tiny-sdcpp-{RECIPE}-parts", _parts)
     return {name: folder / f"{name}.gguf" for name in ("diffusion", "llm", "vae")}
+
+
+def sdcpp_lora(path: Path) -> None:
+    """Write a LoRA for the model, a safetensors file, that changes one of its layers."""
+    import numpy
+
+    random = numpy.random.default_rng(20)
+    layer = "lora_unet_double_blocks_0_img_attn_proj"
+    header: dict[str, Any] = {}
+    body = b""
+    for name, shape in (("lora_up", (WIDTH, 2)), ("lora_down", (2, WIDTH))):
+        data = random.normal(0, 1, shape).astype("<f4").tobytes()
+        header[f"{layer}.{name}.weight"] = {
+            "dtype": "F32",
+            "shape": shape,
+            "data_offsets": [len(body), len(body) + len(data)],
+        }
+        body += data
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
 
 
 def sdcpp(name: str, model: Path, **options: Any) -> dict[str, Any]:

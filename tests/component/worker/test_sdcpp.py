@@ -143,6 +143,17 @@ async def test_a_child_that_dies_by_itself_is_not_replaced() -> None:
         await it.close()
 
 
+async def test_a_child_that_dies_between_calls_is_the_end_too() -> None:
+    """Nobody has to ask for a picture to find out."""
+    it = await model()
+    try:
+        (child,) = children()
+        child.kill()
+        assert "SIGKILL" in await asyncio.wait_for(asyncio.shield(it.died), WAIT_S)
+    finally:
+        await it.close()
+
+
 async def test_closing_in_the_middle_of_a_load_leaves_nothing() -> None:
     """Also right after a cancel, before the new child has started."""
     it = await model()

@@ -10,8 +10,9 @@ wait for that load, and for nothing else: not for the rest of a picture that nob
 load, from the page cache, for each cancelled picture; a call that is cancelled while it waits costs nothing.
 
 **Dying.** A child that ends by itself, loading or drawing, is the engine's death: the load is refused, or the
-worker dies, with the child's last log lines. Pictures that callers send are decoded in the worker, behind
-limits (`drawing`), and reach the child as bare pixels. The child's log goes on to the worker's, without the
+worker dies, with the child's last log lines. So headers are read before the library sees a file (`weights`),
+and prompts name LoRAs in one folder only (`loras`). Pictures that callers send are decoded in the worker,
+behind limits (`drawing`), and reach the child as bare pixels. The child's log goes on to the worker's, without the
 lines in which the library repeats prompts.
 """
 

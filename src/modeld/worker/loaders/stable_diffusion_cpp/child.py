@@ -184,6 +184,13 @@ class Engine:
                 image = getattr(params, name)
                 image.width, image.height, image.channel = task.width, task.height, channels
                 image.data = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8))
+        if task.loras:
+            loras = (lib.sd_lora_t * len(task.loras))()
+            for lora, (path, strength) in zip(loras, task.loras, strict=True):
+                lora.path, lora.multiplier, lora.is_high_noise = path.encode(), strength, False
+            keep.append(loras)
+            params.loras = ctypes.cast(loras, ctypes.POINTER(lib.sd_lora_t))
+            params.lora_count = len(task.loras)
         return params, keep
 
     def multiple(self, task: wire.Load) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from modeld.errors import BadRequest, EngineError
 from modeld.protocol.messages import MediaLimits
 from modeld.protocol.tasks import ImageTask
-from modeld.worker.loaders.stable_diffusion_cpp import wire
+from modeld.worker.loaders.stable_diffusion_cpp import loras, wire
 from modeld.worker.media import pictures
 from modeld.worker.media.pictures import Size, by
 
@@ -82,8 +82,9 @@ def prepare(
         picture = picture.resize(size)
         area = None if area is None else area.resize(size)
     width, height = size or (OWN_SIDE, OWN_SIDE)
+    prompt, named = loras.extract(task.prompt, (options.get("model_kwargs") or {}).get("lora_model_dir"))
     draw = wire.Draw(
-        task.prompt,
+        prompt,
         task.negative_prompt,
         width,
         height,
@@ -97,6 +98,7 @@ def prepare(
         None if picture is None else picture.convert("RGB").tobytes(),
         None if area is None else area.tobytes(),
         STRENGTH if task.strength is None else task.strength,
+        named,
     )
     return Job(task, draw, picture, area)
 

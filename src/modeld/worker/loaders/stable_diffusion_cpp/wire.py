@@ -32,7 +32,10 @@ class Load(_Frame, frozen=True, array_like=True, tag="load"):
 
 
 class Draw(_Frame, frozen=True, array_like=True, tag="draw"):
-    """Draw one picture. `image` and `mask` are of its size; a mask is white where to draw."""
+    """Draw one picture. `image` and `mask` are of its size; a mask is white where to draw.
+
+    `loras`: files, each with its strength.
+    """
 
     prompt: str
     negative_prompt: str
@@ -48,6 +51,7 @@ class Draw(_Frame, frozen=True, array_like=True, tag="draw"):
     image: bytes | None = None
     mask: bytes | None = None
     strength: float = 0.75
+    loras: tuple[tuple[str, float], ...] = ()
 
 
 ToChild: TypeAlias = Load | Draw
