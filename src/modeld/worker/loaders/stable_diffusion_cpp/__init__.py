@@ -12,8 +12,8 @@ load, from the page cache, for each cancelled picture; a call that is cancelled 
 **Dying.** A child that ends by itself, loading or drawing, is the engine's death: the load is refused, or the
 worker dies, with the child's last log lines. So headers are read before the library sees a file (`weights`),
 and prompts name LoRAs in one folder only (`loras`). Pictures that callers send are decoded in the worker,
-behind limits (`drawing`), and reach the child as bare pixels. The child's log goes on to the worker's, without the
-lines in which the library repeats prompts.
+behind limits (`drawing`), and reach the child as bare pixels. The child's log goes on to the worker's, but
+for the lines in which the library repeats prompts.
 """
 
 from __future__ import annotations
