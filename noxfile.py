@@ -91,7 +91,8 @@ def engines(session: nox.Session) -> None:
 
 @nox.session
 def engines_heavy(session: nox.Session) -> None:
-    """The loaders whose engines need torch, in an environment of their own. Not in the default set."""
+    """The loaders whose engines are large or compiled, in an environment of their own. Not in the default set."""
+    npm_packages(session)
     python = str(heavy_environment(session) / "bin" / "python")
     where = () if any(arg.startswith("tests") for arg in session.posargs) else ("tests/engines_heavy",)
     session.run(python, "-m", "pytest", *where, *session.posargs, external=True)
@@ -100,10 +101,7 @@ def engines_heavy(session: nox.Session) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """The stock OpenAI SDKs, Python and npm, against the daemon. Not in the default set."""
-    if shutil.which("npm") is None:
-        session.error("conformance needs npm (Node.js 20 or later) on PATH")
-    if (NPM / "package.json").exists() and not _npm_installed():
-        session.run("npm", "ci", "--no-audit", "--no-fund", "--prefix", str(NPM), external=True)
+    npm_packages(session)
     pytest(session, "tests/conformance")
 
 
@@ -175,6 +173,14 @@ def _made(session: nox.Session, folder: Path, *steps: tuple[str, ...]) -> Path:
         session.run(*pip, *step, external=True)
     stamp.write_text(wanted)
     return folder
+
+
+def npm_packages(session: nox.Session) -> None:
+    """Install the npm clients that tests run."""
+    if shutil.which("npm") is None:
+        session.error("this session needs npm (Node.js 20 or later) on PATH")
+    if not _npm_installed():
+        session.run("npm", "ci", "--no-audit", "--no-fund", "--prefix", str(NPM), external=True)
 
 
 def _npm_installed() -> bool:
