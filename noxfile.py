@@ -91,7 +91,7 @@ def engines(session: nox.Session) -> None:
 
 @nox.session
 def engines_heavy(session: nox.Session) -> None:
-    """The loaders whose engines are large or compiled, in an environment of their own. Not in the default set."""
+    """The loaders of large or compiled engines, in an environment of their own. Not in the default set."""
     npm_packages(session)
     python = str(heavy_environment(session) / "bin" / "python")
     where = () if any(arg.startswith("tests") for arg in session.posargs) else ("tests/engines_heavy",)
