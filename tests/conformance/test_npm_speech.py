@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,11 +33,17 @@ async def test_formats(daemon: Daemon) -> None:
     assert {form: seen["type"] for form, seen in found.items()} == {
         "mp3": "audio/mpeg",
         "opus": "audio/ogg",
+        "aac": "audio/aac",
+        "flac": "audio/flac",
         "wav": "audio/wav",
+        "pcm": "audio/pcm",
     }
     assert found["mp3"]["start"].startswith("\xff")
     assert found["opus"]["start"] == "OggS"
+    assert found["aac"]["start"].startswith("\xff")
+    assert found["flac"]["start"] == "fLaC"
     assert found["wav"]["start"] == "RIFF"
+    assert found["pcm"]["size"] == found["wav"]["size"] - 44
     assert found["wav"]["size"] > 0.5 * 48_000
 
 
@@ -45,6 +53,20 @@ async def test_the_body_can_be_read_while_it_is_spoken(daemon: Daemon) -> None:
     assert found["type"] == "audio/pcm"
     assert len(found["sizes"]) > 1
     assert sum(found["sizes"]) > 48_000
+
+
+async def test_events(daemon: Daemon) -> None:
+    """stream_format sse comes as text: deltas in base64, then done with the usage."""
+    found = await node.seen("speech.mjs", daemon.url, "events")
+    assert found["type"].startswith("text/event-stream")
+    *events, end = [
+        line.removeprefix("data: ") for line in found["text"].split("\n\n") if line.startswith("data:")
+    ]
+    assert end == "[DONE]"
+    *deltas, done = [json.loads(event) for event in events]
+    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas).startswith(b"RIFF")
+    assert done["type"] == "speech.audio.done"
+    assert done["usage"]["input_tokens"] == len("Good morning.")
 
 
 async def test_a_refusal(daemon: Daemon) -> None:

@@ -38,7 +38,11 @@ TYPES = {
 async def daemon() -> AsyncIterator[Daemon]:
     """Run a daemon with Kokoro at the default gateway, and a model that only chats."""
     with tempfile.TemporaryDirectory(prefix="md") as folder:
-        models = [kokoro("kokoro", kokoro_model(), aliases=["tts-1"]), fake("chatty")]
+        models = [
+            kokoro("kokoro", kokoro_model(), aliases=["tts-1"]),
+            kokoro("later", kokoro_model(), load="on_demand"),
+            fake("chatty"),
+        ]
         async with running(Path(folder), {"models": models, "allow_fake": True}) as started:
             await started.until("kokoro", "ready")
             await started.until("chatty", "ready")
@@ -110,7 +114,7 @@ async def test_events(daemon: Daemon) -> None:
         ({"response_format": "ogg"}, "response_format", "mp3, opus, aac, flac, wav, pcm"),
         ({"input": ""}, "input", "nothing to say"),
         ({"input": "x" * 4097}, "input", "4096"),
-        ({"model": "chatty"}, "model", "generate"),
+        ({"model": "chatty"}, "model", "cannot do this"),
     ],
 )
 async def test_what_is_wrong_is_a_bad_request(
@@ -124,12 +128,26 @@ async def test_what_is_wrong_is_a_bad_request(
 
 async def test_a_speech_model_does_not_chat(sdk: Sdk) -> None:
     """The refusal says what the model is for."""
-    with pytest.raises(openai.BadRequestError, match="tts"):
+    with pytest.raises(openai.BadRequestError, match="speech"):
         await sdk.chat(model="kokoro", messages=[{"role": "user", "content": "hi"}])
 
 
 async def test_the_voices(daemon: Daemon) -> None:
-    """They are listed by name; each can be asked for."""
+    """They are listed by name: of a loaded model, of one that has been unloaded, and of one that has never
+    been loaded, which this loads.
+    """
     async with AsyncSdk(daemon.url) as sdk:
-        answer: Any = await sdk.client.get("/audio/voices?model=kokoro", cast_to=object)
+        for name, before, after in (
+            ("kokoro", "ready", "ready"),
+            ("later", "stopped", "ready"),
+            ("later", "ready", "ready"),
+        ):
+            assert (await daemon.model(name))["state"] == before
+            answer: Any = await sdk.client.get(f"/audio/voices?model={name}", cast_to=object)
+            assert [voice["id"] for voice in answer["voices"]] == list(VOICES)
+            assert (await daemon.model(name))["state"] == after
+        await daemon.admin("POST", "/models/later/unload")
+        await daemon.until("later", "stopped")
+        answer = await sdk.client.get("/audio/voices?model=later", cast_to=object)
     assert [voice["id"] for voice in answer["voices"]] == list(VOICES)
+    assert (await daemon.model("later"))["state"] == "stopped"

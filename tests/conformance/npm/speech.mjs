@@ -9,7 +9,7 @@ const morning = { model: "kokoro", input: "Good morning.", voice: "alloy" };
 const scenarios = {
   async formats() {
     const seen = {};
-    for (const format of ["mp3", "opus", "wav"]) {
+    for (const format of ["mp3", "opus", "aac", "flac", "wav", "pcm"]) {
       const answer = await client.audio.speech.create({ ...morning, response_format: format });
       const bytes = Buffer.from(await answer.arrayBuffer());
       seen[format] = { type: answer.headers.get("content-type"), start: bytes.subarray(0, 4).toString("latin1"), size: bytes.length };
@@ -26,6 +26,11 @@ const scenarios = {
     const sizes = [];
     for await (const piece of answer.body) sizes.push(piece.length);
     return { type: answer.headers.get("content-type"), sizes };
+  },
+
+  async events() {
+    const answer = await client.audio.speech.create({ ...morning, stream_format: "sse", response_format: "wav" });
+    return { type: answer.headers.get("content-type"), text: await answer.text() };
   },
 
   async refusal() {
