@@ -53,6 +53,8 @@ def test_the_limits_are_those_of_the_model() -> None:
     """Neither side nor pixels go over what the load said."""
     limits = MediaLimits(image_pixels=64 * 32, image_side=64)
     assert prepared(limits=limits, prompt="x", width=64, height=32).width == 64
+    with pytest.raises(BadRequest, match="512x512 is not possible"):
+        prepared(limits=limits, prompt="x")
     for size, word in (((72, 8), "up to 64"), ((64, 40), "2560 pixels")):
         with pytest.raises(BadRequest, match=word):
             prepared(limits=limits, prompt="x", width=size[0], height=size[1])

@@ -82,6 +82,8 @@ def prepare(
         picture = picture.resize(size)
         area = None if area is None else area.resize(size)
     width, height = size or (OWN_SIDE, OWN_SIDE)
+    if size is None:
+        pictures.check_drawn((width, height), multiple, limits, task.format)
     prompt, named = loras.extract(task.prompt, (options.get("model_kwargs") or {}).get("lora_model_dir"))
     draw = wire.Draw(
         prompt,
