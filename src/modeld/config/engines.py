@@ -235,10 +235,19 @@ class StableDiffusionCppConfig(Section):
 
     sample_steps: Whole = Field(default=20, ge=1, description="Denoising steps for an image.")
     cfg_scale: Number = Field(default=7.0, description="How closely an image follows its prompt.")
-    sample_method: str = Field(default="default", description="Sampling method.")
-    scheduler: str = Field(default="default", description="Noise schedule.")
-    wtype: str = Field(default="default", description="Type of the weights in memory.")
-    n_threads: Whole = Field(default=-1, description="CPU threads; -1 leaves it to the engine.")
+    sample_method: str = Field(
+        default="default",
+        description="Sampling method: euler, euler_a, dpm++2m, lcm, …; default is the model's own.",
+    )
+    scheduler: str = Field(
+        default="default",
+        description="Noise schedule: discrete, karras, simple, …; default is the method's own.",
+    )
+    wtype: str = Field(
+        default="default",
+        description="Type of the weights in memory: f16, q8_0, …; default leaves them as they are.",
+    )
+    n_threads: Whole = Field(default=-1, description="CPU threads; -1 takes half of the cores.")
     vae_tiling: bool = Field(default=False, description="Decode in tiles, to save memory.")
     diffusion_model_path: AnchoredText | None = Field(
         default=None, description="Diffusion model of a split checkpoint."
@@ -251,7 +260,9 @@ class StableDiffusionCppConfig(Section):
     )
     t5xxl_path: AnchoredText | None = Field(default=None, description="T5-XXL encoder of a split checkpoint.")
     vae_path: AnchoredText | None = Field(default=None, description="VAE of a split checkpoint.")
-    model_kwargs: FreeForm = Field(default={}, description="More options, given to the engine as they are.")
+    model_kwargs: FreeForm = Field(
+        default={}, description="More arguments of the library's StableDiffusion: llm_path, lora_model_dir, …"
+    )
 
 
 class WhispercppConfig(Section):
