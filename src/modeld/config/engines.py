@@ -261,7 +261,7 @@ class StableDiffusionCppConfig(Section):
     t5xxl_path: AnchoredText | None = Field(default=None, description="T5-XXL encoder of a split checkpoint.")
     vae_path: AnchoredText | None = Field(default=None, description="VAE of a split checkpoint.")
     model_kwargs: FreeForm = Field(
-        default={}, description="More arguments of the library's StableDiffusion: llm_path, lora_model_dir, …"
+        default={}, description="More of the library's own arguments: llm_path, lora_model_dir, and so on."
     )
 
 
