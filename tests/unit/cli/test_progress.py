@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeld.cli.progress import LINE_STEP, Lines
+from modeld.cli.progress import LINE_STEP, Lines, show_bars, show_lines
 from modeld.supervisor.events import FeedEvent
+from tests.component.supervisor.conftest import make_pool, spec
+from tests.fakes.workers import Workers
 
 
 def _progress(message: str, fraction: float | None, model: str = "m") -> FeedEvent:
@@ -36,3 +42,23 @@ def test_unknown_progress_and_other_events() -> None:
     assert lines.line(_progress("starting xllamacpp", None)) == "m: starting xllamacpp"
     assert lines.line(_progress("starting xllamacpp", None)) is None
     assert lines.line(FeedEvent(0.0, "lost", "", message="3 events were lost")) is None
+
+
+@pytest.mark.parametrize("show", [show_bars, show_lines])
+async def test_what_is_said_of_a_ready_model_can_be_copied(
+    show: Callable[..., Awaitable[None]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Beside bars and lines a command stays one line, however narrow the terminal, and nothing in it is taken
+    for markup.
+    """
+    command = "curl 'http://[::1]:8000/v1' -d '[bold]:smile:" + "x" * 300 + "'"
+    ready: list[str] = []
+
+    def said(name: str) -> list[str]:
+        ready.append(name)
+        return [command]
+
+    async with make_pool([spec("m")], tmp_path, workers=Workers()) as pool:
+        await show(pool, said, pool.settled)
+    assert ready == ["m"]
+    assert command in capsys.readouterr().out.splitlines()
