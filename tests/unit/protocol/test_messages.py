@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,16 @@ def test_fields_an_older_peer_leaves_out_have_their_defaults() -> None:
     """Messages are additive: an array that ends before a defaulted field is still a message."""
     decoded = msgspec.msgpack.Decoder(m.ToDaemon).decode(msgspec.msgpack.encode(["progress", "loading"]))
     assert decoded == m.Progress("loading", None)
+
+
+def test_a_class_without_a_kind_of_its_own_is_its_parent_on_the_wire() -> None:
+    """Also when it was there before the table was made, as in a program that imports a loader first."""
+    program = (
+        "from modeld.errors import BadRequest\n"
+        "class Own(BadRequest):\n"
+        "    def __init__(self, given):\n"
+        "        super().__init__(f'{given}')\n"
+        "from modeld.protocol.messages import from_failure, to_failure\n"
+        "assert type(from_failure(to_failure(Own(3)))) is BadRequest\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
