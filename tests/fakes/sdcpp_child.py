@@ -1,9 +1,9 @@
 """Stands for the stable-diffusion.cpp child, without the library: the frames are real, the pictures none.
 
 Run as a program with the socket's number. What a load does is in its arguments: "refuse" (words), "kill" (a
-signal for itself), "silent", "once" (a file: a load that finds it refuses, any other makes it), and "backend"
-(where it says it runs). A picture is what its prompt says: "hang" after the first step, "die", or else no
-picture, with the prompt for a reason.
+signal for itself), "silent", "works" (seconds of work without a word), "once" (a file: a load that finds it
+refuses, any other makes it), and "backend" (where it says it runs). A picture is what its prompt says: "hang"
+after the first step, "die", or else no picture, with the prompt for a reason.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from modeld.protocol.framing import FrameDecoder, FrameEncoder
@@ -31,6 +32,10 @@ def _answers(task: wire.ToChild) -> list[wire.FromChild]:
         os.kill(os.getpid(), asked["kill"])
     if "silent" in asked:
         return []
+    if "works" in asked:
+        until = time.monotonic() + asked["works"]
+        while time.monotonic() < until:
+            pass
     if "refuse" in asked:
         return [wire.Refused(asked["refuse"])]
     if "once" in asked:

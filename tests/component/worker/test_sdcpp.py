@@ -165,6 +165,21 @@ async def test_closing_in_the_middle_of_a_load_leaves_nothing() -> None:
     assert not it.died.done()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells cheaply what a process uses")
+async def test_a_child_at_work_is_not_taken_for_a_stalled_one() -> None:
+    """A large model's first picture takes longer than the stall limit, without a word."""
+    told: list[float] = []
+    engine = await Engine.start()
+    try:
+        ready = await engine.load(wire.Load({"works": 3.0}), told.append, 1.0)
+        assert ready.family == "fake"
+        assert told[0] == 0.0  # at work, before the child's first word
+        assert told == sorted(told)
+    finally:
+        engine.kill()
+        await engine.gone()
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Give a file that is left to the engine."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import os
 import signal
 import socket
 from collections import deque
@@ -23,6 +25,17 @@ LAST_WORDS = 12
 
 CHUNK = 1 << 18
 """Bytes read from the child at once; what it sends is megabytes."""
+
+LOOKS = 4
+"""Looks at a silent child within the stall limit."""
+
+AT_WORK = 0.02
+"""Share of a core that a child uses when it is at work."""
+
+PATIENCE = 10
+"""A child that is at work may be silent for so many times the stall limit: large models on small processors
+draw their first picture, and have nothing to say meanwhile.
+"""
 
 OUTPUT_S = 0.5
 """Seconds to wait for the last lines of a child that has ended."""
@@ -76,14 +89,14 @@ class Engine:
     async def load(self, task: wire.Load, progress: Callable[[float], None], stall_s: float) -> wire.Ready:
         """Load the model. `progress` gets growing fractions.
 
-        Raises LoadFailed: for good, unless the child was killed from outside or fell silent for `stall_s`
-        seconds.
+        Raises LoadFailed: for good, unless the child was killed from outside, or was silent and idle for
+        `stall_s` seconds.
         """
         most = 0.0
         await self.send(task)
         while True:
             try:
-                frame = await asyncio.wait_for(self.receive(), stall_s)
+                frame = await self._heard(stall_s, functools.partial(progress, most))
             except TimeoutError:
                 raise LoadFailed(
                     f"{NAME} made no progress for {stall_s:g} s while loading; its last words:\n"
@@ -106,6 +119,22 @@ class Engine:
                     )
                 case _:
                     pass
+
+    async def _heard(self, stall_s: float, at_work: Callable[[], None]) -> wire.FromChild:
+        """Return the next frame, and say meanwhile that the child is at work. Raises TimeoutError."""
+        look_s, waited, idle, used = stall_s / LOOKS, 0.0, 0.0, cpu_seconds(self.pid)
+        while True:
+            try:
+                return await asyncio.wait_for(self.receive(), look_s)
+            except TimeoutError:
+                now = cpu_seconds(self.pid)
+                waited += look_s
+                idle = 0.0 if now - used >= AT_WORK * look_s else idle + look_s
+                used = now
+                if idle >= stall_s or waited >= PATIENCE * stall_s:
+                    raise
+                if not idle:
+                    at_work()
 
     async def send(self, frame: wire.ToChild) -> None:
         """Send a frame. Raises WorkerDied."""
@@ -168,6 +197,16 @@ class Engine:
         if not self._killed and not self.died.done():
             self.died.set_result(words)
         return words
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used, 0 where the system does not tell cheaply."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _exit_words(code: int) -> str:
