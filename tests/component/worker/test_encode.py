@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import io
 import struct
 import wave
@@ -102,6 +103,35 @@ def test_a_wav_says_its_length_when_it_is_known() -> None:
     assert struct.unpack("<I", data[4:8]) == struct.unpack("<I", data[40:44]) == (UNKNOWN_SIZE,)
     with wave.open(io.BytesIO(data)) as file:
         assert len(file.readframes(file.getnframes())) == 48_000 * 2
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("mp3", "MP3"), ("opus", "OGG"), ("flac", "FLAC"), ("wav", "WAV")]
+)
+def test_another_library_reads_them_too(form: AudioFormat, kind: str) -> None:
+    """libsndfile, which has nothing of libav, finds format, length and tone in the formats that it knows.
+
+    It reads no FLAC whose length is not known, so that comes in one piece.
+    """
+    soundfile: Any = importlib.import_module("soundfile")
+    size = 48_000 if form == "flac" else 8_000
+    with soundfile.SoundFile(io.BytesIO(b"".join(_pieces(form, 24_000, size)))) as file:
+        assert (file.format, file.samplerate, file.channels) == (kind, 24_000, 1)
+        samples = file.read(frames=10 * 24_000, dtype="float32")
+    assert len(samples) / 24_000 == pytest.approx(SECONDS, abs=0.12)
+    assert _pitch(samples) == pytest.approx(TONE, abs=3)
+
+
+def test_a_flac_says_its_length_when_it_is_known() -> None:
+    """All samples at once: their number; in pieces: none, which readers take for "to the end"."""
+    soundfile: Any = importlib.import_module("soundfile")
+    coder = encoder("flac", 24_000)
+    data = coder.add(_tone(24_000), last=True) + coder.finish()
+    assert soundfile.info(io.BytesIO(data)).frames == 48_000
+    assert len(soundfile.read(io.BytesIO(data))[0]) == 48_000
+    pieces = b"".join(_pieces("flac", 24_000, 12_000))
+    assert int.from_bytes(pieces[18:26], "big") & (1 << 36) - 1 == 0
+    assert len(_decoded(pieces)[2]) == 48_000
 
 
 def test_nothing_is_still_a_file() -> None:

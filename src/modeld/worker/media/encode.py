@@ -2,7 +2,7 @@
 
 All pieces of one encoder joined are one valid file, which no header promises more than it can know: mp3 has
 no Xing frame, FLAC says that its length is unknown, and WAV carries 0xFFFFFFFF for its sizes, which readers
-take for "to the end of the file", unless its whole length is known when its header is made.
+take for "to the end of the file", unless the whole length is known when the header is made.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PCM_RATE = 24_000
 UNKNOWN_SIZE = 0xFFFFFFFF
 
 _HEADER_BYTES = 44
+_FLAC_LENGTH = 18
+"""Where in a FLAC file the 64 bits begin that end with the number of samples."""
 
 
 class Encoder(Protocol):
@@ -50,6 +52,8 @@ class _Coded:
 
     def __init__(self, codec: str, container: str, rates: Iterable[int], rate: int, bit_rate: int) -> None:
         self._rate = rate
+        self._flac = container == "flac"
+        self._begun = False
         self._sink = _Sink()
         # Without flush_packets the muxer holds 32 KB back, which is seconds of speech.
         options = {"flush_packets": "1", "fflags": "+bitexact", **_OPTIONS.get(container, {})}
@@ -63,7 +67,11 @@ class _Coded:
             frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="flt", layout="mono")
             frame.sample_rate = self._rate
             self._output.mux(self._stream.encode(frame))
-        return self._sink.take()
+        data = self._sink.take()
+        if self._flac and last and not self._begun:
+            data = _flac_of_length(data, len(samples))
+        self._begun = self._begun or bool(data)
+        return data
 
     def finish(self) -> bytes:
         self._output.mux(self._stream.encode(None))
@@ -172,6 +180,15 @@ def wav_header(rate: int, size: int | None) -> bytes:
         *(b"fmt ", 16, 1, 1, rate, rate * 2, 2, 16),
         *(b"data", data),
     )
+
+
+def _flac_of_length(data: bytes, samples: int) -> bytes:
+    """Return the beginning of a FLAC file with its length in it: the last 36 of 64 bits."""
+    at, size = _FLAC_LENGTH, 8
+    if not data.startswith(b"fLaC") or len(data) < at + size or not 0 < samples < 1 << 36:
+        return data
+    bits = int.from_bytes(data[at : at + size], "big") >> 36 << 36 | samples
+    return data[:at] + bits.to_bytes(size, "big") + data[at + size :]
 
 
 def _nearest(rate: int, rates: Iterable[int]) -> int:
