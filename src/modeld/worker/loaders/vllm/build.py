@@ -61,7 +61,7 @@ def build(spec: LoadSpec, tap: LogTap) -> Engine:
         raise options.refused(f"vLLM {vllm.__version__} has no option {', '.join(unknown)}")
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()
-        _guard_spawned()
+        guard_spawned()
         llm = AsyncLLM.from_vllm_config(
             config,
             enable_log_requests=bool(spec.options.get("enable_log_requests")),
@@ -114,7 +114,7 @@ def _link_sockets() -> list[int]:
     return found
 
 
-def _guard_spawned() -> None:
+def guard_spawned() -> None:
     """Have spawned children run `child` in place of the worker's program, which they may not even find."""
     main: Any = sys.modules["__main__"]
     main.__spec__ = None
