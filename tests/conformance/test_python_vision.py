@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from tests.conformance.python_sdk import AsyncSdk, Sdk, SyncSdk
 from tests.harness.daemon import Daemon
-from tests.harness.models_vision import PICTURE_TOKENS, vision_daemon
+from tests.harness.models_vision import LATE, PICTURE_TOKENS, vision_daemon
 from tests.harness.pictures import data_url, gif, png, png_head, slope, webp_head
 from tests.harness.web import Site, site
 
@@ -108,6 +108,26 @@ async def test_what_is_wrong_with_a_picture(sdk: Sdk, web: Site) -> None:
         assert caught.value.code == code
         assert str(caught.value.param).startswith("messages")
     assert (await sdk.chat(**asking(data_url(png())))).choices[0].message.content
+
+
+async def test_a_stream_is_refused_before_it_begins(sdk: Sdk) -> None:
+    """What only the engine can see is a true 400 too, with the field."""
+    with pytest.raises(openai.BadRequestError, match="damaged") as caught:
+        await sdk.chunks(**asking(data_url(png_head(64, 64))))
+    assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
+async def test_a_model_that_is_not_loaded_decides_itself(daemon: Daemon, web: Site) -> None:
+    """Nobody knows yet whether it sees: the picture is fetched, the model loaded, and its word is final."""
+    seeing, blind = LATE
+    async with AsyncSdk(daemon.url) as sdk:
+        answer = await sdk.chat(**asking(f"{web.url}/red", model=seeing))
+        assert answer.choices[0].message.content
+        web.asked.clear()
+        with pytest.raises(openai.BadRequestError, match="does not see images") as caught:
+            await sdk.chat(**asking(f"{web.url}/red", model=blind))
+        assert caught.value.param == "messages[0].content[1].image_url"
+        assert web.asked == ["/red"]
 
 
 async def test_a_model_without_eyes(sdk: Sdk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from tests.harness.models_vision import adapter, projector, seer
 pytestmark = pytest.mark.engine
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
+DRAFTED = re.compile(r"draft acceptance = [\d.]+ \( *(\d+) accepted / *(\d+) generated")
 YES_OR_NO = {"cache_prompt": False, "grammar": 'root ::= "yes" | "no"'}
 
 
@@ -80,8 +82,9 @@ async def test_a_draft_model_drafts_and_changes_nothing(short_dir: Path) -> None
         assert [slot["speculative"] for slot in await slots(short_dir)] == [True]
         assert await said(model, chat()) == alone
         assert model.facts.detail["draft"] == str(seer())
-        drafted = re.search(r"draft acceptance = [\d.]+ \( *(\d+) accepted / *(\d+) generated", model.log)
-    assert drafted is not None
+        async with asyncio.timeout(20):  # the engine tells after its answer
+            while not (drafted := DRAFTED.search(model.log)):
+                await asyncio.sleep(0.02)
     assert int(drafted[1]) == int(drafted[2]) > 4  # a model agrees with itself
 
 
@@ -93,6 +96,14 @@ async def test_a_draft_of_other_words_is_refused(short_dir: Path, demo_gguf: Pat
     assert caught.value.permanent
     with pytest.raises(LoadFailed, match=r"(?s)its last words:.*none\.gguf") as caught:
         async with started(short_dir, draft_model=str(short_dir / "none.gguf")):
+            pass
+    assert caught.value.permanent
+
+
+async def test_vectors_are_not_drafted(short_dir: Path) -> None:
+    """A model for vectors writes nothing."""
+    with pytest.raises(LoadFailed, match="leave draft_model out") as caught:
+        async with loaded(short_dir, seer(), "llama_server", "embed", draft_model=str(seer())):
             pass
     assert caught.value.permanent
 

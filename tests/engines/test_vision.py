@@ -161,6 +161,15 @@ async def test_a_bad_picture_is_its_senders_fault(
     assert text(await eyes.ask(chat("What is it?", png())))
 
 
+async def test_the_only_picture_is_the_damaged_one(eyes: Loaded) -> None:
+    """Of one picture it is known which; every choice of several asks for the same."""
+    for task in (chat("What?", png_head(64, 64)), chat("What?", png_head(64, 64), n=2)):
+        with pytest.raises(BadRequest) as caught:
+            await eyes.ask(task)
+        assert caught.value.param == "messages[0].content[1].image_url.url"
+    assert text(await eyes.ask(chat("What?", png(), n=2)))
+
+
 async def test_no_program_is_started_on_a_picture(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine takes for no picture it would hand to the ffprobe on PATH."""
     ran, program = short_dir / "ran", short_dir / "ffprobe"

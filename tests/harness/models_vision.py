@@ -23,6 +23,9 @@ WIDTH = 64
 PICTURE_TOKENS = 4
 """Tokens that a picture of any size becomes, beside those that begin and end it."""
 
+LATE = ("late", "late-blind")
+"""Models that the daemon loads when they are asked for."""
+
 CONTEXT = 4096
 _LAYERS, _HEADS, _INNER = 2, 4, 128
 _SIDE, _PATCH, _EYE_WIDTH, _EYE_HEADS, _EYE_INNER = 64, 8, 32, 2, 64
@@ -66,10 +69,13 @@ def adapter() -> Path:
 
 @asynccontextmanager
 async def vision_daemon(folder: Path, host: str) -> AsyncIterator[Daemon]:
-    """Run a daemon with `eyes`, which sees, and `blind`; of private addresses it may fetch from `host`."""
+    """Run a daemon with `eyes`, which sees, and `blind`, both loaded, and with `late` and `late-blind`, the
+    same on demand; of private addresses it may fetch from `host`.
+    """
     models = [llama("eyes", seer_with_projector(), n_ctx=1024), llama("blind", seer(), n_ctx=1024)]
+    late = [{**model, "name": name, "load": "on_demand"} for model, name in zip(models, LATE, strict=True)]
     media = {"fetch": "public", "fetch_hosts": [host]}
-    async with running(folder, {"models": models, "media": media}) as daemon:
+    async with running(folder, {"models": [*models, *late], "media": media}) as daemon:
         for model in models:
             await daemon.until(str(model["name"]), "ready")
         yield daemon

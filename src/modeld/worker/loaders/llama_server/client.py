@@ -8,7 +8,7 @@ while it streams; a whole answer would be generated to its end for nobody.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,9 @@ from modeld.errors import BadRequest, EngineError, ModeldError, ModelUnavailable
 from modeld.worker.loaders.llama_server.connection import Connection
 
 T = TypeVar("T")
+
+UNREADABLE = "invalid_image"
+"""Code of the error for a picture that the engine's decoder refuses."""
 
 
 class TooLong(BadRequest):
@@ -161,16 +164,22 @@ class Client:
             raise EngineError(f"the engine's answer to {path} cannot be read: {error}") from error
 
     @asynccontextmanager
-    async def stream(self, path: str, body: Any) -> AsyncIterator[AsyncIterator[Chunk]]:
+    async def stream(
+        self, path: str, body: Any, pictures: Sequence[str] = ()
+    ) -> AsyncIterator[AsyncIterator[Chunk]]:
         """Post `body` and give the answer's chunks; leaving the block stops the engine's work.
 
+        `pictures`: where the body has some; the engine does not say which of them it cannot read.
         Raises BadRequest for what the engine refuses as the caller's fault, EngineError for its own, and
         WorkerDied when the connection breaks before the end.
         """
         try:
             async with self._request("POST", path, _encode(body)) as answer:
                 if answer.status != 200:
-                    raise _refusal(answer.status, await answer.read())
+                    refusal = _refusal(answer.status, await answer.read())
+                    if refusal.code == UNREADABLE and len(pictures) == 1:
+                        refusal.param = pictures[0]
+                    raise refusal
                 yield _chunks(answer)
         except OSError as error:
             raise _broken(error) from error
@@ -241,7 +250,7 @@ def _fault(status: int, fault: EngineFault) -> ModeldError:
     if 400 <= status < 500 and "load image" in message:
         return BadRequest(
             "the engine cannot read a picture of this request: it is damaged, or of an unusual kind",
-            code="invalid_image",
+            code=UNREADABLE,
             param="messages",
         )
     if 400 <= status < 500:

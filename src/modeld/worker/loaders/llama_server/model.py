@@ -35,12 +35,16 @@ COMPLETIONS = "/v1/completions"
 
 @dataclass(frozen=True)
 class _Request:
-    """What the engine is asked, for every choice alike; `prefix` is echoed before the answer."""
+    """What the engine is asked, for every choice alike; `prefix` is echoed before the answer.
+
+    `pictures` says where the task has some.
+    """
 
     path: str
     body: dict[str, Any]
     parser: ParserFactory | None = None
     prefix: str = ""
+    pictures: tuple[str, ...] = ()
 
 
 class LlamaModel:
@@ -128,7 +132,8 @@ class LlamaModel:
     async def _chat(self, task: ChatTask) -> _Request:
         """Prepare a conversation. Raises BadRequest for tools and pictures that can never work."""
         planned = plan(task, self._template)
-        if pictures.check(task, self.facts, self._limits) and planned.native_tools and planned.schema:
+        seen = pictures.check(task, self.facts, self._limits)
+        if seen and planned.native_tools and planned.schema:
             # Pictures go to the chat endpoint only, and that takes no schema beside native tools.
             planned = plan(task, replace(self._template, renders_tools=False))
         body = {
@@ -141,13 +146,13 @@ class LlamaModel:
         if planned.schema is None:
             if planned.json_object:
                 body["response_format"] = {"type": "json_object"}
-            return _Request(CHAT, body, planned.parser)
+            return _Request(CHAT, body, planned.parser, pictures=seen)
         if not planned.native_tools:
             body["response_format"] = {
                 "type": "json_schema",
                 "json_schema": {"name": "answer", "schema": planned.schema, "strict": True},
             }
-            return _Request(CHAT, body, planned.parser)
+            return _Request(CHAT, body, planned.parser, pictures=seen)
         # The chat endpoint takes tools or a schema, not both: let it render, then constrain the raw prompt.
         # A template that opens a thought would have the JSON written inside it.
         body["chat_template_kwargs"] = {"enable_thinking": False, **body.get("chat_template_kwargs", {})}
@@ -165,7 +170,7 @@ class LlamaModel:
         if request.prefix:
             await emit(Text(request.prefix, index))
         body = {**translate.streaming(task, index), **request.body}
-        async with self._client.stream(request.path, body) as chunks:
+        async with self._client.stream(request.path, body, request.pictures) as chunks:
             async for chunk in chunks:
                 for choice in chunk.choices:
                     delta = choice.delta
@@ -203,6 +208,10 @@ class LlamaModel:
 
 async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
     """Start an engine for `spec`, wait until it is ready, and find out what the model can do."""
+    if spec.usecase == "embed" and spec.options.get("draft_model"):
+        raise LoadFailed(
+            "a model for vectors writes nothing to be drafted; leave draft_model out", permanent=True
+        )
     model = model_file(spec)
     sock = Path(spec.runtime_dir) / SOCKET_NAME
     argv, name = command(spec, model, sock)

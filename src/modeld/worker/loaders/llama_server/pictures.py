@@ -17,11 +17,11 @@ READ = ("png", "jpeg", "gif")
 """Formats that the engine has a decoder for; of a moving GIF it takes the first picture."""
 
 
-def check(task: ChatTask, facts: Facts, limits: MediaLimits) -> bool:
-    """Say whether a conversation has pictures. Raises BadRequest for one that the engine cannot take."""
-    found = False
+def check(task: ChatTask, facts: Facts, limits: MediaLimits) -> tuple[str, ...]:
+    """Return where a conversation has pictures. Raises BadRequest for one that the engine cannot take."""
+    found = []
     for param, part in _pictures(task):
-        found = True
+        found.append(f"{param}.url")
         if "vision" not in facts.capabilities:
             raise BadRequest(
                 f"'{param}' is not supported: this model has no projector, and does not see images; "
@@ -30,7 +30,7 @@ def check(task: ChatTask, facts: Facts, limits: MediaLimits) -> bool:
                 param=param,
             )
         _check(part.url, limits, f"{param}.url")
-    return found
+    return tuple(found)
 
 
 def _pictures(task: ChatTask) -> Iterator[tuple[str, ImagePart]]:
