@@ -21,8 +21,10 @@ from modeld.worker.loaders.vllm.serving import Serving
 LOOK_S = 1.0
 """Seconds between two looks at a load: whether anything has happened."""
 
-BUSY = 0.2
-"""Part of a second of processor time, in a second, that counts as work: compilers are silent for minutes."""
+BUSY = 0.05
+"""Part of a second of processor time, in a second, that counts as work: compilers are silent for minutes, and
+a busy machine gives little to each.
+"""
 
 
 async def start(spec: LoadSpec, report: Report) -> VllmModel:
