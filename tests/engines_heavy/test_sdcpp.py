@@ -30,7 +30,7 @@ from tests.harness.models_sdcpp import sdcpp, sdcpp_lora, sdcpp_model, sdcpp_par
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 LOADER = "stable_diffusion_cpp"
-SHORT = ImageTask(prompt="a cat", steps=2, seed=5, width=32, height=32)
+SHORT = ImageTask(prompt="a cat", steps=2, seed=5, width=32, height=32, guidance=1.0)
 LONG = ImageTask(prompt="a cat", steps=1000, n=10, width=64, height=48)
 
 HELD_S = 60.0
@@ -41,7 +41,7 @@ HELD_S = 60.0
 async def it() -> AsyncIterator[Loaded]:
     """Give one worker to all tests that leave it well."""
     with tempfile.TemporaryDirectory(prefix="md") as folder:
-        async with loaded(Path(folder), sdcpp_model(), LOADER, "image", n_threads=1) as one:
+        async with loaded(Path(folder), sdcpp_model(), LOADER, "image", n_threads=1, cfg_scale=1.0) as one:
             yield one
 
 
@@ -88,10 +88,13 @@ async def test_the_same_seed_draws_the_same_and_everything_else_counts(it: Loade
         {"seed": 7},
         {"steps": 3},
         {"guidance": 2.0},
-        {"negative_prompt": "dogs"},
+        {"negative_prompt": "dogs", "guidance": 2.0},
     ]
+    seen = {first, second}
     for other in others:
-        assert (await drawn(**other))[0] not in (first, second), other
+        (one,) = await drawn(**other)
+        assert one not in seen, other
+        seen.add(one)
 
 
 @pytest.mark.parametrize("form", ["jpeg", "webp"])
@@ -219,7 +222,11 @@ async def test_a_bad_task_is_the_callers_fault(it: Loaded, task: Task, param: st
 async def test_prompts_stay_out_of_the_log(it: Loaded) -> None:
     """The engine's log goes on to the worker's, without the words of what was asked for."""
     secret, other = "xylophonist", "quetzalcoatl"
-    await it.ask(ImageTask(prompt=f"a {secret}", negative_prompt=f"no {other}", steps=1, width=64, height=64))
+    await it.ask(
+        ImageTask(
+            prompt=f"a {secret}", negative_prompt=f"no {other}", guidance=2.0, steps=1, width=64, height=64
+        )
+    )
     assert "sampling completed" in it.log
     assert secret not in it.log
     assert other not in it.log

@@ -78,14 +78,17 @@ def sdcpp_lora(path: Path) -> None:
 
 
 def sdcpp(name: str, model: Path, **options: Any) -> dict[str, Any]:
-    """Return a model entry with one thread, since two stall on a busy machine, and few steps."""
+    """Return a model entry with one thread, since two stall on a busy machine, and little to do.
+
+    Without guidance a prompt is read once, not twice.
+    """
     return {
         "name": name,
         "model": str(model),
         "usecase": "image",
         "loader": "stable_diffusion_cpp",
         "num_gpus": 0,
-        "stable_diffusion_cpp_config": {"n_threads": 1, "sample_steps": 3, **options},
+        "stable_diffusion_cpp_config": {"n_threads": 1, "sample_steps": 3, "cfg_scale": 1.0, **options},
     }
 
 
