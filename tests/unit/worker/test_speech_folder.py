@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from modeld.errors import LoadFailed
 from modeld.worker.loaders.sherpa_onnx.folder import Found, look
 from modeld.worker.loaders.sherpa_onnx.lexicon import Lexicon
+from modeld.worker.loaders.sherpa_onnx.model import _family
 from modeld.worker.loaders.sherpa_onnx.onnx_file import metadata
 from modeld.worker.loaders.sherpa_onnx.piper import completed, discarded
 from modeld.worker.loaders.sherpa_onnx.voices import names
@@ -195,3 +197,13 @@ def test_piper_without_a_lexicon_or_with_a_broken_file_is_refused(tmp_path: Path
     for number, settings in enumerate(([], {}, {**PIPER, "phoneme_id_map": {"a": []}}, {"espeak": 5})):
         folder = _piper(tmp_path / str(number), "lexicon.txt", settings)
         assert "has no model_type" in _refusal(folder)
+
+
+def test_an_engine_with_espeak_is_told_the_language(tmp_path: Path) -> None:
+    """Without a lexicon a Kokoro of several languages needs it; with one it would only be in the way."""
+    engine = SimpleNamespace(OfflineTtsKokoroModelConfig=dict)
+    values = {**KOKORO, "voice": "en-us"}
+    plain = look(_folder(tmp_path / "e", "tokens.txt voices.bin espeak-ng-data/", **values), has_espeak=True)
+    assert _family(engine, plain)["lang"] == "en-us"
+    lexicon = look(_folder(tmp_path / "l", "tokens.txt voices.bin lexicon.txt", **values), has_espeak=True)
+    assert "lang" not in _family(engine, lexicon)

@@ -156,7 +156,7 @@ async def start(spec: LoadSpec, report: Report) -> LoadedModel:
         "engine": f"sherpa-onnx {version}",
         "family": found.family,
         "sample rate": f"{engine.sample_rate} Hz",
-        "lexicon": f"{len(lexicon)} words" if lexicon else "none: it reads letters",
+        "lexicon": _pronunciation(found, lexicon),
     }
     facts = Facts(
         loader=LOADER,
@@ -168,6 +168,12 @@ async def start(spec: LoadSpec, report: Report) -> LoadedModel:
         detail=detail,
     )
     return SherpaModel(engine, facts, lexicon)
+
+
+def _pronunciation(found: Found, lexicon: Lexicon | None) -> str:
+    if lexicon is not None:
+        return f"{len(lexicon)} words"
+    return "none: it pronounces by espeak-ng" if found.data_dir is not None else "none: it reads letters"
 
 
 def _lexicon(found: Found) -> Lexicon | None:
@@ -213,6 +219,9 @@ def _family(sherpa: Any, found: Found) -> Any:
         "data_dir": found.data_dir,
         "dict_dir": found.dict_dir if found.family != "kitten" else None,
     }
+    if found.family == "kokoro" and not found.lexicons:
+        # An engine with espeak ends the process when a model of several languages is not told which.
+        paths["lang"] = found.metadata.get("voice")
     make = getattr(sherpa, f"OfflineTts{found.family.capitalize()}ModelConfig")
     return make(**{key: str(value) for key, value in paths.items() if value})
 
