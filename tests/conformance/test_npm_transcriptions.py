@@ -13,7 +13,8 @@ import pytest_asyncio
 from tests.conformance import node
 from tests.harness.daemon import Daemon, running
 from tests.harness.models_whisper import whisper, whisper_tiny_en
-from tests.harness.recordings import SPOKEN
+from tests.harness.models_whisper_base import whisper_base
+from tests.harness.recordings import JAPANESE, SAID_IN_JAPANESE, SPOKEN
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -23,10 +24,12 @@ HEARD = re.compile(r"quick.*fox.*river", re.IGNORECASE)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def daemon() -> AsyncIterator[Daemon]:
-    """Run a daemon with tiny.en."""
+    """Run a daemon with tiny.en, and base, which translates."""
     with tempfile.TemporaryDirectory(prefix="md") as folder:
-        async with running(Path(folder), {"models": [whisper("ears", whisper_tiny_en())]}) as started:
+        models = [whisper("ears", whisper_tiny_en()), whisper("many", whisper_base())]
+        async with running(Path(folder), {"models": models}) as started:
             await started.until("ears", "ready")
+            await started.until("many", "ready")
             yield started
 
 
@@ -41,6 +44,18 @@ async def test_each_format_is_what_the_sdk_expects(daemon: Daemon) -> None:
     assert " ".join(word["word"] for word in verbose["words"]) == verbose["text"]
     assert HEARD.search(found["text"])
     assert found["srt"].startswith("1\n00:00:0")
+    assert found["vtt"].startswith("WEBVTT\n\n00:00:0")
+
+
+async def test_a_translation(daemon: Daemon) -> None:
+    """Japanese comes as English; transcribed, it is told to be Japanese."""
+    found = await node.seen(SCRIPT, daemon.url, "translation", str(JAPANESE))
+    for text in (found["verbose"]["text"], found["text"]):
+        assert "weather" in text.lower()
+    assert found["verbose"]["language"] == "english"
+    assert len(found["verbose"]["segments"][0]) == 10
+    assert found["heard"]["language"] == "japanese"
+    assert SAID_IN_JAPANESE[1] in found["heard"]["text"]
 
 
 async def test_a_stream_is_deltas_and_then_the_whole(daemon: Daemon) -> None:

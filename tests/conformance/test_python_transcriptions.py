@@ -18,18 +18,22 @@ from openai.types.audio import (
     TranscriptionTextDeltaEvent,
     TranscriptionTextDoneEvent,
     TranscriptionVerbose,
+    Translation,
+    TranslationVerbose,
 )
 
 from tests.conformance.python_sdk import AsyncSdk, Sdk, SyncSdk
 from tests.harness.daemon import Daemon, running
 from tests.harness.models import fake
 from tests.harness.models_whisper import whisper, whisper_tiny_en
-from tests.harness.recordings import BROKEN, SPOKEN, coded
+from tests.harness.models_whisper_base import whisper_base
+from tests.harness.recordings import BROKEN, JAPANESE, SPOKEN, coded
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 CREATE = "audio.transcriptions.create"
 TRANSLATE = "audio.translations.create"
+WEATHER = re.compile(r"weather", re.IGNORECASE)
 HEARD = re.compile(r"quick.*fox.*river", re.IGNORECASE)
 
 
@@ -40,14 +44,16 @@ def recording() -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def daemon() -> AsyncIterator[Daemon]:
-    """Run a daemon with tiny.en, by its name in a folder of models, and a model that only chats."""
+    """Run a daemon with tiny.en, by its name in a folder of models, base, and a model that only chats."""
     file = whisper_tiny_en()
     ears = whisper("ears", Path("tiny.en"), aliases=["whisper-1"])
     ears["whispercpp_config"]["models_dir"] = str(file.parent)
     with tempfile.TemporaryDirectory(prefix="md") as folder:
-        config = {"models": [ears, fake("chatty")], "allow_fake": True}
+        many = whisper("many", whisper_base())
+        config = {"models": [ears, many, fake("chatty")], "allow_fake": True}
         async with running(Path(folder), config) as started:
             await started.until("ears", "ready")
+            await started.until("many", "ready")
             await started.until("chatty", "ready")
             yield started
 
@@ -115,6 +121,29 @@ async def test_a_stream_gives_deltas_and_the_whole(sdk: Sdk) -> None:
     assert HEARD.search(done.text)
     assert done.usage is not None
     assert done.usage.output_tokens > 10
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # the SDK calls translations old
+async def test_a_translation(daemon: Daemon) -> None:
+    """Japanese comes as English, in the SDK's own types, and as subtitles."""
+
+    def japanese() -> dict[str, Any]:
+        return {"model": "many", "file": io.BytesIO(JAPANESE.read_bytes())}
+
+    async with AsyncSdk(daemon.url) as client:
+        answer = await client.call(TRANSLATE, **japanese())
+        assert isinstance(answer, Translation)
+        assert WEATHER.search(answer.text)
+        verbose = await client.call(TRANSLATE, **japanese(), response_format="verbose_json", temperature=0)
+        assert isinstance(verbose, TranslationVerbose)
+        assert verbose.language == "english"
+        assert WEATHER.search(verbose.text)
+        assert float(verbose.duration) == pytest.approx(6.6, abs=0.1)
+        assert verbose.segments
+        assert 0 < verbose.segments[0].no_speech_prob < 0.5
+        srt = await client.call(TRANSLATE, **japanese(), response_format="srt", prompt="Weather.")
+    assert re.match(r"1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n", srt)
+    assert WEATHER.search(srt)
 
 
 async def test_a_wrong_name_and_another_container_do_no_harm(sdk: Sdk) -> None:

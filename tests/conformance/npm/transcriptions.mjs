@@ -25,6 +25,17 @@ const scenarios = {
       verbose: await ask({ response_format: "verbose_json", timestamp_granularities: ["word", "segment"] }),
       text: await ask({ response_format: "text" }),
       srt: await ask({ response_format: "srt" }),
+      vtt: await ask({ response_format: "vtt" }),
+    };
+  },
+
+  async translation() {
+    const translate = (more) =>
+      client.audio.translations.create({ model: "many", file: fs.createReadStream(path), ...more });
+    return {
+      verbose: await translate({ response_format: "verbose_json" }),
+      text: await translate({ response_format: "text" }),
+      heard: await ask({ model: "many", response_format: "verbose_json" }),
     };
   },
 
