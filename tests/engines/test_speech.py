@@ -173,6 +173,19 @@ async def test_cancel_stops_the_engine_within_a_sentence(speaker: Speaker) -> No
     assert 1 <= len(speaker.engine_skipped()) - before <= 3
 
 
+async def test_a_cancelled_text_in_the_queue_is_never_spoken(speaker: Speaker) -> None:
+    """It is over at once, the one before it goes on to its end, and the one behind gets its turn."""
+    before = len(speaker.engine_skipped())
+    first = asyncio.ensure_future(spoken(speaker.worker, FIVE))
+    second = speaker.worker.call(SpeechTask(text="We go qqxzz now.", voice="0", format="pcm"), "local")
+    second.cancel()
+    await asyncio.wait_for(second.over, 5)
+    assert not first.done()
+    assert (await spoken(speaker.worker, SHORT))[0]
+    assert (await first)[0]
+    assert len(speaker.engine_skipped()) == before
+
+
 async def test_two_at_once_are_both_spoken_whole(speaker: Speaker) -> None:
     """One waits for the other, and each is what it would have been alone."""
     alone, _ = await spoken(speaker.worker, SHORT)

@@ -23,7 +23,7 @@ from tests.harness.models_kokoro import kokoro, kokoro_model
 from tests.harness.models_minilm import minilm
 from tests.harness.models_whisper import whisper, whisper_tiny_en
 from tests.harness.models_whisper_base import whisper_base
-from tests.harness.recordings import BROKEN, SPOKEN, coded, playlists, tone, torn_page, wav
+from tests.harness.recordings import BROKEN, SPOKEN, coded, playlists, spoken, tone, torn_page, wav
 from tests.harness.workers import MIB, watched
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -414,4 +414,49 @@ async def test_json_that_is_none(house: House, path: str, raw: bytes) -> None:
     status, answer = await house.post(path, data=raw, headers={"content-type": "application/json"})
     assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
+    await house.lives()
+
+
+LISTEN: tuple[str, str, dict[str, Any]] = ("ears", TRANSCRIBE, {})
+SPEAK: tuple[str, str, dict[str, Any]] = (
+    "kokoro",
+    "/v1/audio/speech",
+    {
+        "model": "kokoro",
+        "voice": "0",
+        "input": "The sun is up. The birds sing. We walk home. It was a good day.",
+    },
+)
+
+
+@pytest.mark.parametrize(("model", "path", "body"), [LISTEN, SPEAK], ids=["whisper", "kokoro"])
+async def test_whoever_leaves_frees_the_engine_and_the_queue(
+    house: House, model: str, path: str, body: dict[str, Any]
+) -> None:
+    """A client that leaves the queue is forgotten at once, one that leaves the engine within its step, and
+    the next is served by the same worker.
+    """
+
+    def asked() -> asyncio.Task[tuple[int, Any]]:
+        sent = {"json": body} if body else {"data": form("ears", spoken(3.0, times=3))}
+        return asyncio.ensure_future(house.post(path, **sent))
+
+    async def until(in_flight: int, queued: int) -> None:
+        await house.daemon.until_status(
+            model, lambda status: (status["in_flight"], status["queued"]) == (in_flight, queued), within=60.0
+        )
+
+    first = asked()
+    await until(1, 0)
+    second = asked()
+    await until(1, 1)
+    second.cancel()
+    await until(1, 0)
+    assert not first.done()
+    first.cancel()
+    await until(0, 0)
+    await asyncio.wait({first, second})
+    short = {"json": {**body, "input": "Hello."}} if body else {"data": form("ears", wav(bytes(32_000)))}
+    status, _ = await house.post(path, **short)
+    assert status == 200
     await house.lives()
