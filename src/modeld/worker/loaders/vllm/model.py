@@ -47,6 +47,10 @@ CLOSE_S = 1.0
 """Seconds vLLM's processes get to end by themselves."""
 
 
+EXIT_LOOK_S, EXIT_LOOKS = 0.02, 25
+"""Seconds between two looks at how a process ended, and how many: half a second in all."""
+
+
 class VllmModel:
     """One loaded model; see `worker.loader.LoadedModel`. Made and filled in by `start`."""
 
@@ -232,9 +236,13 @@ class VllmModel:
         while self._sentinels:
             loop.remove_reader(self._sentinels.pop())
 
-    def _ended(self, process: Any) -> None:
+    def _ended(self, process: Any, looks: int = EXIT_LOOKS) -> None:
         self._unwatch()
         if self._closing or self._died.done():
+            return
+        if process.exitcode is None and looks:
+            # A sentinel closes a moment before the system knows how the process ended.
+            asyncio.get_running_loop().call_later(EXIT_LOOK_S, self._ended, process, looks - 1)
             return
         self._died.set_result(
             f"vLLM's engine process {exit_words(process.exitcode)}; its last words:\n{self._tap.last_words()}"
