@@ -149,10 +149,11 @@ async def test_the_cache_has_the_types_asked_for(short_dir: Path, demo_gguf: Pat
 
 
 async def test_layers_stay_on_the_cpu_when_told(short_dir: Path) -> None:
-    """0 is told as cpu; other numbers are the engine's to place, and load here too."""
-    for layers, device in ((0, "cpu"), (-1, "chosen by the engine"), (1, "chosen by the engine")):
-        async with started(short_dir, n_gpu_layers=layers) as model:
-            assert model.facts.device == device
+    """0, all and one are taken; without a GPU all of them are told as cpu, which is where they run."""
+    for layers in (0, -1, 1):
+        async with started(short_dir, n_gpu_layers=layers, n_batch=64) as model:
+            assert model.facts.device == "cpu"
+            assert model.facts.detail["batch"] == "64 tokens"
             assert await said(model, chat())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -31,6 +32,9 @@ LAST_WORDS = 12
 NO_VIDEO = ("LLAMA_ARG_VIDEO_FFMPEG_DIR", "/nonexistent")
 """What the engine takes for no picture it would give to an ffprobe on PATH; it is to find none."""
 
+ACCELERATORS = "modeld: accelerators: "
+"""How the line begins in which `xllama` tells what it computes on, as a JSON list of texts."""
+
 GROWTH_STEP = 1 << 20
 """Bytes of new resident memory that count as progress."""
 
@@ -45,6 +49,8 @@ class Engine:
         self._process = process
         self._lines: deque[str] = deque(maxlen=200)
         self.last_sign = time.monotonic()
+        self.accelerators: list[str] | None = None
+        """What computes beside the CPU, as far as the engine has told."""
         self._stopping = False
         # These two live exactly as long as the process; `stop` awaits them.
         self._log = asyncio.ensure_future(self._read_log())
@@ -117,6 +123,8 @@ class Engine:
             if not line:
                 return
             text = line.decode("utf-8", "replace").rstrip()
+            if text.startswith(ACCELERATORS):
+                self.accelerators = json.loads(text.removeprefix(ACCELERATORS))
             self._lines.append(text)
             self.last_sign = time.monotonic()
             print(text, flush=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modeld.errors import BadRequest, LoadFailed, ModeldError
+from modeld.protocol.llama import embedding_batch
 from modeld.protocol.messages import Facts, LoadSpec
 from modeld.worker.loaders.llama_server.client import Client
 from modeld.worker.loaders.llama_server.embedding import embedded
@@ -19,7 +20,7 @@ _PROBE_TOOL = {
 
 
 async def of_embeddings(
-    client: Client, props: dict[str, Any], engine: Engine, spec: LoadSpec, kind: str | None
+    client: Client, props: dict[str, Any], engine: Engine, spec: LoadSpec, device: str, kind: str | None
 ) -> Facts:
     """Try the model out: only a vector tells its length. Raises LoadFailed for a model that gives none."""
     reranks = kind == "rank"
@@ -39,12 +40,12 @@ async def of_embeddings(
         dimensions = len(vector) // 4
     return Facts(
         loader="llama_server",
-        device=device_of(spec),
+        device=device,
         slots=int(props.get("total_slots") or 1),
         bytes_used=resident_bytes(engine.pid),
         context_length=context_of(props),
         capabilities=("rerank" if reranks else "embed", "tokenize"),
-        detail={"engine": engine.name, "pooling": kind or "the engine's choice"},
+        detail={"engine": engine.name, "batch": batch_of(spec), "pooling": kind or "the engine's choice"},
         dimensions=dimensions,
         matryoshka=bool(spec.options.get("matryoshka")) and not reranks,
     )
@@ -56,14 +57,19 @@ def context_of(props: dict[str, Any]) -> int | None:
     return int(settings["n_ctx"]) if "n_ctx" in settings else None
 
 
-def device_of(spec: LoadSpec) -> str:
-    """Return where the model runs, in words."""
-    # llama.cpp does not tell over HTTP where its layers went; only this much is certain.
-    return "cpu" if spec.options.get("n_gpu_layers") == 0 else "chosen by the engine"
+def batch_of(spec: LoadSpec) -> str:
+    """Return how many tokens of prompts it works on in one batch, in words."""
+    size = embedding_batch(spec.options) if spec.usecase == "embed" else spec.options.get("n_batch")
+    return f"{size} tokens" if size else "the engine's choice"
 
 
 def of_chat(
-    props: dict[str, Any], template: TemplateFacts, engine: Engine, spec: LoadSpec, seeing: Path | None
+    props: dict[str, Any],
+    template: TemplateFacts,
+    engine: Engine,
+    spec: LoadSpec,
+    device: str,
+    seeing: Path | None,
 ) -> Facts:
     """Return the facts of a language model, from the engine's `/props` and what the template can do.
 
@@ -77,6 +83,7 @@ def of_chat(
         capabilities.append("vision")
     detail = {
         "engine": engine.name,
+        "batch": batch_of(spec),
         "tools": "rendered by the template" if template.renders_tools else "rendered by modeld",
     }
     if seeing is not None:
@@ -87,7 +94,7 @@ def of_chat(
         detail["draft"] = str(draft)
     return Facts(
         loader="llama_server",
-        device=device_of(spec),
+        device=device,
         slots=int(props.get("total_slots") or 1),
         bytes_used=resident_bytes(engine.pid),
         context_length=context_of(props),

@@ -23,6 +23,7 @@ from modeld.worker.loader import Emit, Report
 from modeld.worker.loaders.llama_server import facts, pictures, tokens, translate
 from modeld.worker.loaders.llama_server.client import Client, EngineUsage
 from modeld.worker.loaders.llama_server.command import command, model_file, pooling, projector
+from modeld.worker.loaders.llama_server.devices import device_of
 from modeld.worker.loaders.llama_server.embedding import EmbeddingModel, cannot
 from modeld.worker.loaders.llama_server.engine import Engine
 from modeld.worker.tools import ParserFactory, TemplateFacts, plan
@@ -223,8 +224,9 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
         await engine.ready(client.healthy, report, spec.start_timeout_s, model.stat().st_size)
         props = await client.fetch("GET", "/props")
         vocabulary = await tokens.vocabulary_of(client)
+        device = await device_of(spec, engine, argv[0])
         if spec.usecase == "embed":
-            found = await facts.of_embeddings(client, props, engine, spec, pooling(spec, model))
+            found = await facts.of_embeddings(client, props, engine, spec, device, pooling(spec, model))
             return EmbeddingModel(engine, client, found, vocabulary)
         if draft := spec.options.get("draft_model"):
             await facts.check_draft(client, draft)
@@ -245,5 +247,5 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
     except BaseException:
         await engine.stop()
         raise
-    found = facts.of_chat(props, template, engine, spec, seeing)
+    found = facts.of_chat(props, template, engine, spec, device, seeing)
     return LlamaModel(engine, client, found, vocabulary, template, spec)

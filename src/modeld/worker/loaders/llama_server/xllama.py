@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modeld.protocol.llama import DEFAULT_CONTEXT, NO_PROJECTOR, embedding_batch
-from modeld.worker.loaders.llama_server.engine import NO_VIDEO
+from modeld.worker.loaders.llama_server.engine import ACCELERATORS, NO_VIDEO
 
 
 def _set(path: str, convert: Callable[[str], Any]) -> Callable[[Any, str], None]:
@@ -152,6 +152,15 @@ def _draft(params: Any, options: dict[str, Any]) -> None:
             setattr(draft, name, convert(options[key]))
 
 
+def accelerators(devices: list[dict[str, Any]]) -> list[str]:
+    """Return what computes beside the CPU, of xllamacpp's list of devices."""
+    return [
+        f"{device['name']} ({device['description']})"
+        for device in devices
+        if not str(device["name"]).startswith("CPU")
+    ]
+
+
 def main() -> int:
     """Serve until SIGTERM."""
     import xllamacpp
@@ -162,6 +171,7 @@ def main() -> int:
     params = xllamacpp.CommonParams()
     try:
         configure(params, json.loads(sys.argv[1]))
+        print(ACCELERATORS + json.dumps(accelerators(xllamacpp.get_device_info())), flush=True)
         server = xllamacpp.Server(params)
     except (ValueError, OSError, RuntimeError) as error:
         print(error, file=sys.stderr, flush=True)
