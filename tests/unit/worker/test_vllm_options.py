@@ -49,7 +49,8 @@ def test_every_option_of_the_configuration_reaches_vllm_or_is_acted_on_here(fold
 def test_unset_options_are_left_to_vllm(folder: Path) -> None:
     """The configuration's own defaults make no arguments but those that have values."""
     options = VllmEngineKwargs().model_dump(mode="json", exclude={"model"})
-    arguments = engine_arguments(spec(folder, **options), 8 * GIB)
+    arguments = engine_arguments(spec(folder, **options, python="/opt/python"), 8 * GIB)
+    assert "python" not in arguments
     assert None not in arguments.values()
     assert "max_model_len" not in arguments
     assert arguments["model"] == str(folder)

@@ -21,6 +21,7 @@ CPU_CACHE_PART = 4
 
 CHECKED_HERE = frozenset(
     {
+        "python",  # whose interpreter this is
         "model",
         "task",
         "enable_reasoning",
