@@ -365,7 +365,8 @@ async def daemon() -> AsyncIterator[Daemon]:
         config = {"models": models, "engines": {"vllm": {"python": sys.executable}}}
         async with running(Path(folder), config) as one:
             for model in models:
-                await one.until(str(model["name"]), "ready", within=400)
+                status = await one.until(str(model["name"]), "ready", "failed", within=400)
+                assert status["state"] == "ready", status
             yield one
 
 
