@@ -19,7 +19,7 @@ from modeld.cli.progress import progress
 from modeld.cli.table import Screen
 from modeld.cli.words import clock, printable
 from modeld.config import paths
-from modeld.errors import ModeldError, StartupError
+from modeld.errors import ModeldError, NotFound, StartupError
 from modeld.hardware.machine import HOST
 from modeld.supervisor.events import FeedEvent
 from modeld.supervisor.states import Status
@@ -42,16 +42,24 @@ def ctl(context: click.Context, state_dir: Path | None) -> None:
 
 
 @ctl.command()
+@click.argument("name", required=False)
 @AS_JSON
 @click.pass_obj
-def status(client: AdminClient, as_json: bool) -> None:
-    """Show every model: what it does and why, since when, memory, calls in flight and waiting."""
+def status(client: AdminClient, name: str | None, as_json: bool) -> None:
+    """Show every model: what it does and why, since when, memory, calls in flight and waiting.
+
+    With NAME show that model only, and what it really is and uses, as its worker found it.
+    """
     reply = client.status()
+    if name is not None:
+        reply = msgspec.structs.replace(reply, models=(_named(reply, name),))
     if as_json:
         document_out(reply)
         return
-    now = datetime.now().timestamp()
-    line_out(render.status_page(reply, Screen.of(sys.stdout), now=now, labels=_labels(client, reply)))
+    now, screen = datetime.now().timestamp(), Screen.of(sys.stdout)
+    line_out(render.status_page(reply, screen, now=now, labels=_labels(client, reply)))
+    if name is not None and (facts := reply.models[0].facts) is not None:
+        line_out("\n".join(render.facts_lines(facts, screen)))
 
 
 @ctl.command()
@@ -149,6 +157,14 @@ def _move(client: AdminClient, name: str, verb: str, force: bool = False) -> Non
                 outcome = item
     assert outcome is not None, "AdminClient.move ends with a Status or raises"
     line_out(render.outcome_line(outcome))
+
+
+def _named(reply: StatusReply, name: str) -> Status:
+    for status in reply.models:
+        if status.name == name:
+            return status
+    known = ", ".join(printable(status.name) for status in reply.models) or "none"
+    raise NotFound(f"there is no model {name!r}; there is: {known}")
 
 
 def _labels(client: AdminClient, reply: StatusReply) -> dict[str, str]:

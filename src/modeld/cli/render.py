@@ -9,6 +9,7 @@ from modeld.cli.sentences import replica_sentence, sentence
 from modeld.cli.table import BELOW, Row, Screen, table
 from modeld.cli.words import cell, clock, duration, memory, memory_of, one_line
 from modeld.hardware.machine import HOST
+from modeld.protocol.messages import Facts
 from modeld.supervisor.events import FeedEvent
 from modeld.supervisor.states import ReplicaStatus, State, Status
 
@@ -62,6 +63,27 @@ def status_page(
         return f"{head}\nno models are configured"
     rows = [row for status in reply.models for row in _rows(status, screen, now, labels or {})]
     return "\n".join([*screen.fold(head), *table(HEADINGS, WORDS, rows, screen)])
+
+
+def facts_lines(facts: Facts, screen: Screen) -> list[str]:
+    """Return what a loaded model really is and uses, a fact a line."""
+    told = {
+        "loader": facts.loader,
+        "device": facts.device,
+        "memory": memory(facts.bytes_used),
+        "at once": str(facts.slots),
+        "context": f"{facts.context_length} tokens" if facts.context_length else "",
+        "can do": ", ".join(facts.capabilities),
+        "dimensions": str(facts.dimensions or ""),
+        "voices": ", ".join(facts.voices),
+        **facts.detail,
+    }
+    told = {key: value for key, value in told.items() if value}
+    width = max(map(len, told)) + 2
+    lines = []
+    for key, value in told.items():
+        lines += screen.fold(one_line(value), f"  {one_line(key).ljust(width)}", " " * (width + 2))
+    return lines
 
 
 def traits(status: Status, labels: Mapping[str, str]) -> str:

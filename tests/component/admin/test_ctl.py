@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from modeld.cli.main import modeld
+from modeld.protocol.messages import Facts
+from modeld.supervisor.states import State
 from tests.component.admin.conftest import Daemon, Spawn
-from tests.component.admin.fake_supervisor import failure
+from tests.component.admin.fake_supervisor import failure, model
 
 LIMIT_S = 20
 
@@ -147,3 +149,18 @@ async def test_state_directory_from_the_environment(daemon: Daemon, monkeypatch:
     result = await asyncio.to_thread(CliRunner().invoke, modeld, ["ctl", "status"])
     assert result.exit_code == 0
     assert "qwen" in result.stdout
+
+
+async def test_status_of_one_model(daemon: Daemon) -> None:
+    """A name shows that model alone, with what its worker found; one that is not there is exit code 2."""
+    facts = Facts(loader="llama_server", device="cpu", capabilities=("chat",))
+    daemon.supervisor.add(model("qwen", State.READY, facts=facts))
+    result = await daemon.ctl("status", "qwen")
+    assert result.exit_code == 0
+    assert "whisper" not in result.stdout
+    assert result.stdout.splitlines()[-1].split() == ["can", "do", "chat"]
+    (only,) = json.loads((await daemon.ctl("status", "qwen", "--json")).stdout)["models"]
+    assert only["facts"]["device"] == "cpu"
+    result = await daemon.ctl("status", "nope")
+    assert result.exit_code == 2
+    assert "there is no model 'nope'; there is: qwen, whisper" in result.stderr

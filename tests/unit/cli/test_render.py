@@ -358,3 +358,30 @@ def test_rich_waits() -> None:
     for module in (render, table, machine, progress):
         source = Path(module.__file__ or "").read_text().splitlines()
         assert [line for line in source if line.startswith(("import rich", "from rich"))] == []
+
+
+def test_facts_are_told_one_a_line() -> None:
+    """What a worker found is shown; what it did not tell is left out; nothing steers the terminal."""
+    facts = Facts(
+        loader="llama_server",
+        device="CUDA0 (NVIDIA H200)",
+        slots=4,
+        bytes_used=3 * 2**30,
+        context_length=4096,
+        capabilities=("chat", "vision"),
+        detail={"engine": "llama-server\x1b[2J", "batch": "512 tokens"},
+    )
+    assert render.facts_lines(facts, PIPED) == [
+        "  loader   llama_server",
+        "  device   CUDA0 (NVIDIA H200)",
+        "  memory   3.0 GiB",
+        "  at once  4",
+        "  context  4096 tokens",
+        "  can do   chat, vision",
+        "  engine   llama-server\\x1b[2J",
+        "  batch    512 tokens",
+    ]
+    voices = Facts(loader="sherpa_onnx", device="cpu", voices=tuple(f"voice{n}" for n in range(40)))
+    lines = render.facts_lines(voices, NARROW)
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith("           ") for line in lines[-2:])
