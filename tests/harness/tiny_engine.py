@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import sys
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +58,22 @@ def index(folder: Path) -> Path:
 def engine(packages: Path, version: str, code: str = "", name: str = "pywhispercpp") -> None:
     """Add a version of the tiny engine; `code` runs when it is imported."""
     write_wheel(packages, name, version, {f"{name}/__init__.py": code})
+
+
+def source(packages: Path, version: str, code: str) -> None:
+    """Add a version that has to be built from source; `code` is run in the place of a compiler."""
+    name = f"pywhispercpp-{version}"
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: pywhispercpp\nVersion: {version}\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "builds"\nbackend-path = ["."]\n',
+        "builds.py": "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
+        + "".join(f"    {line}\n" for line in code.splitlines()),
+    }
+    with tarfile.open(packages / f"{name}.tar.gz", "w:gz") as archive:
+        for file, text in files.items():
+            entry = tarfile.TarInfo(f"{name}/{file}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
 
 
 def recipe(packages: Path, version: str, *names: str, disk: int = 1000) -> Recipe:

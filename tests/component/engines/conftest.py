@@ -5,6 +5,7 @@ import os
 import secrets
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,13 @@ from tests.harness.daemon import MARK, family
 
 PATIENCE_S = 120.0
 """Seconds for one step of an installation; a busy machine takes ten times as long as a quiet one."""
+
+
+COMPILES = """
+import os, subprocess
+open(os.environ['IMPORTED'], 'w').close()
+subprocess.run(['sleep', '600'])
+"""
 
 
 class Run:
@@ -38,17 +46,22 @@ class Run:
         )
 
     def until(self, words: str) -> str:
-        """Read to the line with these words."""
+        """Read to the line with these words; when it does not come in time, the run is ended."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line.rstrip())
-            if words in line:
-                return line
+        late = threading.Timer(PATIENCE_S, self.process.kill)
+        late.start()
+        try:
+            for line in self.process.stderr:
+                self.said.append(line.rstrip())
+                if words in line:
+                    return line
+        finally:
+            late.cancel()
         raise AssertionError(f"no line with {words!r}: {self.said}")
 
-    def until_imported(self) -> None:
-        """Wait until version 4.0 is being imported."""
-        self.until("trying it out")
+    def until_imported(self, stage: str = "trying it out") -> None:
+        """Wait until version 4.0 is being imported, or 5.0 compiled."""
+        self.until(stage)
         end = time.monotonic() + PATIENCE_S
         while not self.imported.exists():
             assert time.monotonic() < end
@@ -119,7 +132,9 @@ class Engines:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a package index with engines: 1.0 and 2.0 work, 3.0 breaks at its import, 4.0 waits there."""
+    """Give a package index with engines: 1.0 and 2.0 work, 3.0 breaks at its import, 4.0 waits there,
+    and 5.0 is compiled without end.
+    """
     folder = tiny_engine.index(tmp_path_factory.mktemp("index") / "wheels")
     tiny_engine.engine(folder, "1.0")
     tiny_engine.engine(folder, "2.0")
@@ -127,6 +142,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_engine.engine(
         folder, "4.0", "import os, time\nopen(os.environ['IMPORTED'], 'w').close()\ntime.sleep(600)"
     )
+    tiny_engine.source(folder, "5.0", COMPILES)
     return folder
 
 

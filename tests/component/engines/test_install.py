@@ -21,6 +21,7 @@ from modeld.errors import ModeldError
 from modeld.supervisor.process import program
 from tests.component.engines.conftest import PATIENCE_S, Engines
 from tests.harness import tiny_engine
+from tests.harness.daemon import family
 from tests.harness.tiny_engine import NAME
 
 STAGES = ("making the environment", "looking for packages", "installing", "trying it out")
@@ -55,6 +56,15 @@ def test_a_kill_leaves_nothing_that_counts(engines: Engines, stage: str) -> None
     else:
         run.until(stage)
     assert run.kill(signal.SIGKILL)[0] == -signal.SIGKILL
+    assert engines.place.python(NAME) is None
+
+
+def test_a_kill_ends_compilers_too(engines: Engines) -> None:
+    """What pip's build has started, three processes down, ends with the command that is killed."""
+    run = engines.start("install", NAME, version="5.0")
+    run.until_imported("preparing the build")
+    assert len(family(run.mark)) >= 4
+    assert run.kill(signal.SIGKILL)[0] == -signal.SIGKILL  # sees that nothing is left
     assert engines.place.python(NAME) is None
 
 
