@@ -27,6 +27,8 @@ NEVER = [
     "168.63.129.16",
     "192.0.0.192",
     "fd00:ec2::254",
+    "fd00:ec2::23",
+    "fd00:c1::a9fe:a9fe",
     "fe80::1",
     "224.0.0.1",
     "255.255.255.255",
@@ -100,6 +102,13 @@ def test_a_url_that_is_not_asked(url: str, words: str) -> None:
     with pytest.raises(Refused, match=words) as caught:
         check(url, Policy())
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["metadata.google.internal", "METADATA.goog.", "kubernetes.default.svc"])
+def test_names_of_metadata_are_never_asked(host: str) -> None:
+    """Not even when the owner lists them."""
+    with pytest.raises(Refused, match="secrets"):
+        check(f"http://{host}/computeMetadata/v1/", Policy("public", (host,)))
 
 
 def test_who_is_listed() -> None:

@@ -70,9 +70,26 @@ _METADATA = _networks(
     "100.100.100.200/32",
     "168.63.129.16/32",
     "192.0.0.192/32",
-    "fd00:ec2::254/128",
+    "fd00:ec2::/32",
     "fd20:ce::254/128",
+    "fd00:c1::a9fe:a9fe/128",
 )
+
+_METADATA_NAMES = frozenset(
+    {
+        "metadata",
+        "metadata.google.internal",
+        "metadata.goog",
+        "metadata.azure.internal",
+        "metadata.tencentyun.com",
+        "metadata.oraclecloud.com",
+        "instance-data",
+        "instance-data.ec2.internal",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+    }
+)
+"""The same by name: in some clouds these lead to an address like any other."""
 
 
 def allowed(address: Address, *, listed: bool) -> bool:
@@ -119,6 +136,8 @@ def check(text: str, policy: Policy) -> tuple[URL, bool]:
         raise Refused("the URL holds a user name or a password; those are not sent")
     if not host or not port or "%" in host:
         raise Refused("the URL names no host")
+    if host in _METADATA_NAMES:
+        raise Refused(f"{shown(host)} is where a cloud keeps its machines' secrets; it is never asked")
     if policy.fetch == "none":
         raise Refused("nothing is fetched here (media.fetch is none)")
     listed = policy.lists(host, port)
