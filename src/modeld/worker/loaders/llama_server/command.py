@@ -78,7 +78,7 @@ def command(spec: LoadSpec, model: Path, sock: Path) -> tuple[list[str], str]:
     raise LoadFailed(
         "no llama.cpp engine on this machine: put llama-server on PATH, "
         "name it in engines.llama_server.binary, "
-        "or install the prebuilt one with: pip install 'modeld[gguf]'",
+        "or install the prebuilt one with: modeld engines install llama_server",
         code="no_engine",
         permanent=True,
     )

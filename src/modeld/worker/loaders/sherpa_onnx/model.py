@@ -190,7 +190,7 @@ def _engine(found: Found, threads: int) -> Any:
         sherpa: Any = importlib.import_module("sherpa_onnx")
     except ImportError as error:
         raise LoadFailed(
-            f"sherpa-onnx cannot be imported ({error}); pip install 'modeld[tts]'", permanent=True
+            f"sherpa-onnx cannot be imported ({error}); modeld engines install sherpa_onnx", permanent=True
         ) from None
     config = sherpa.OfflineTtsConfig(
         model=sherpa.OfflineTtsModelConfig(num_threads=threads, **{found.family: _family(sherpa, found)}),
