@@ -219,6 +219,18 @@ def test_seek_is_where_the_engines_window_began() -> None:
     assert [(segment.start, segment.seek) for segment in found] == [(0.0, 0), (9.0, 0), (15.0, 1500)]
 
 
+def test_no_segment_ends_behind_the_sound() -> None:
+    """The engine hears whole half minutes, and may put an end into the silence that it added."""
+
+    class Late(ScriptedEngine):
+        def full(self, sound: Any, wish: Wish, language: str | None, prompt: str, run: Any) -> None:
+            self._now = [Passage(0, 3000, " x", ())]
+            run.on_segments(None, 1)
+
+    found, _ = heard(Late(every=1), 6.5)
+    assert [(segment.start, segment.end) for segment in found] == [(0.0, 6.5)]
+
+
 def test_a_stop_ends_it_without_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a stop no stretch is begun."""
     monkeypatch.setattr(engines, "STRETCH_S", 10)

@@ -10,7 +10,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +160,7 @@ class _Run:
         self._stop = stop
         self._prompt = wish.prompt
         self._offset = 0  # samples before the stretch
+        self._end = 0  # ticks of the stretch: the engine hears half minutes, and may end behind the sound
         self._count = 0
         self._window = self._heard = 0  # ticks of the recording
         self._cold = 0  # fallbacks before the window
@@ -169,6 +170,7 @@ class _Run:
     def work(self, sound: Samples, last: bool) -> None:
         """Work on one stretch; `next` says afterwards where the one after it begins in it."""
         self._held.clear()
+        self._end = -(-sound.size // TICK)
         self._window = self._heard = self._offset // TICK
         self._engine.full(sound, self._wish, self.language, self._prompt, self)
         if self._stop.is_set():
@@ -212,6 +214,7 @@ class _Run:
             for passage in self._engine.passages(count):
                 for before in self._held:
                     self._give(*before)
+                passage = replace(passage, end=min(passage.end, self._end))
                 self._held = [(passage, self._window, temperature)]
                 self._heard = self._offset // TICK + passage.end
         except BaseException as error:
