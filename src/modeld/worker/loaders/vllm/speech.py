@@ -10,6 +10,7 @@ from modeld.protocol.tasks import Segment, TranscribeTask, Transcript, Usage
 from modeld.worker.loader import Emit
 from modeld.worker.loaders.vllm.ask import Asker
 from modeld.worker.loaders.vllm.serving import Serving
+from modeld.worker.loaders.whispercpp import languages
 
 FIELD = "file"
 
@@ -48,11 +49,15 @@ class Speech:
             "response_format": "verbose_json" if timed else "json",
         }
         if task.language:
-            body["language"] = task.language
+            # By name or with a region too, as the other loader of such models takes them.
+            body["language"] = languages.code(task.language) or task.language
         kind = TranslationRequest if task.translate else TranscriptionRequest
         request = self._asker.made(kind, body, FIELD)
         ask = served.create_translation if task.translate else served.create_transcription
-        answer = await self._asker.whole(lambda: ask(task.media, request), FIELD)
+        try:
+            answer = await self._asker.whole(lambda: ask(task.media, request), FIELD)
+        except BadRequest as error:
+            raise blamed(error) from None
         await self._told(answer, task, request, emit)
 
     async def _told(self, answer: Any, task: TranscribeTask, request: Any, emit: Emit) -> None:
@@ -61,9 +66,18 @@ class Speech:
         segments = segments_of(answer, length)
         for segment in segments:
             await emit(segment)
-        language = str(getattr(answer, "language", None) or getattr(request, "language", None) or "")
-        await emit(Transcript(language or (task.language or "english"), length))
+        spoken = getattr(answer, "language", None) or request.language or task.language or "en"
+        await emit(Transcript(languages.NAMES.get(str(spoken), str(spoken)), length))
         await emit(Usage(round(length * 1000), sum(len(segment.tokens) for segment in segments)))
+
+
+def blamed(error: BadRequest) -> BadRequest:
+    """Return vLLM's refusal of a recording or of a language with the place it concerns."""
+    if error.param is not None:
+        return error
+    if "anguage" in error.message:
+        return BadRequest(error.message, code="invalid_value", param="language")
+    return BadRequest(f"invalid value for 'file': {error.message}", code="invalid_audio", param=FIELD)
 
 
 def segments_of(answer: Any, length: float) -> list[Segment]:
