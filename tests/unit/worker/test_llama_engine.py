@@ -139,7 +139,9 @@ def test_a_binary_that_cannot_run_and_no_engine_at_all_say_the_fix(
         command(spec(tmp_path, binary=str(tmp_path)), Path("/m"), Path("/s"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(LoadFailed, match=r"(?s)PATH.*engines.llama_server.binary.*pip install") as caught:
+    with pytest.raises(
+        LoadFailed, match=r"(?s)PATH.*engines.llama_server.binary.*modeld engines install llama_server"
+    ) as caught:
         command(spec(tmp_path), Path("/m"), Path("/s"))
     assert caught.value.permanent
 
