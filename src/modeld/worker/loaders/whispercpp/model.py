@@ -137,7 +137,7 @@ async def start(spec: LoadSpec, report: Report) -> WhisperModel:
     for module in ("_pywhispercpp", "av", "numpy"):
         if importlib.util.find_spec(module) is None:
             raise LoadFailed(
-                f"no package {module.lstrip('_')} is not installed; modeld engines install whispercpp",
+                f"the package {module.lstrip('_')} is not installed; modeld engines install whispercpp",
                 permanent=True,
             )
     loop = asyncio.get_running_loop()
