@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ from tests.harness.models import demo_model
 
 # The suites that test modules derive theirs from.
 pytest.register_assert_rewrite("tests.harness.loader_contract")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and nohup has them ignore a hangup;
+# whatever they start would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Two shared cores: a slow example says nothing about the code.
 hypothesis.settings.register_profile("modeld", deadline=None)
