@@ -32,6 +32,11 @@ transformers that vLLM wants."""
 PINS = ROOT / "src" / "modeld" / "engines" / "pins.py"
 
 NPM = ROOT / "tests" / "conformance" / "npm"
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadscope")
+"""For pytest: tests run in a process for each core, those of a module or class in the same one. `-- -n 0` has
+them run in one process, for a debugger say.
+"""
+
 NOTHING_COLLECTED = 5
 """pytest's exit code."""
 
@@ -71,13 +76,13 @@ def component(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """The daemon as a process, with a real engine and the demo model."""
-    pytest(session, "tests/integration")
+    pytest(session, "tests/integration", side_by_side=False)
 
 
 @nox.session
 def faults(session: nox.Session) -> None:
     """Kills, hangs, bad input, full queues."""
-    pytest(session, "tests/faults")
+    pytest(session, "tests/faults", side_by_side=False)
 
 
 @nox.session
@@ -116,11 +121,21 @@ def bench(session: nox.Session) -> None:
 # --- one environment ----------------------------------------------------------------------------------------
 
 
-def pytest(session: nox.Session, *where: str, may_be_empty: bool = False) -> None:
-    """Run the tests under `where`; none collected is a failure unless `may_be_empty`."""
+def pytest(session: nox.Session, *where: str, may_be_empty: bool = False, side_by_side: bool = True) -> None:
+    """Run the tests under `where`; none collected is a failure unless `may_be_empty`.
+
+    `side_by_side` is for tests that may share the machine: not those that give processes seconds to be gone.
+    """
     codes = [0, NOTHING_COLLECTED] if may_be_empty else [0]
     paths = () if any(arg.startswith("tests") for arg in session.posargs) else where
-    tool(session, "pytest", *paths, *session.posargs, success_codes=codes)
+    tool(
+        session,
+        "pytest",
+        *(SIDE_BY_SIDE if side_by_side else ()),
+        *paths,
+        *session.posargs,
+        success_codes=codes,
+    )
 
 
 def tool(session: nox.Session, name: str, *args: str, success_codes: list[int] | None = None) -> None:

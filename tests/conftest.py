@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -69,13 +70,39 @@ def demo_gguf() -> Path:
     return demo_model()
 
 
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin with nothing left behind."""
+    config.stash[_LEFT] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over from a process that ran tests what its tests have left behind."""
+    node.config.stash[_LEFT] += getattr(node, "workeroutput", {}).get("left", [])
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run when a process that a test started is still there."""
+    if session.config.pluginmanager.has_plugin("dsession"):
+        left = session.config.stash[_LEFT]  # the tests ran in processes of their own
+    else:
+        left = _left_behind()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = left
+    elif left:
+        print("".join(f"\nleft behind: {line}" for line in left))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _left_behind() -> list[str]:
     children = psutil.Process().children(recursive=True)
     _, alive = psutil.wait_procs(children, timeout=LEFTOVER_S)
-    if alive:
-        for child in alive:
-            with_args = " ".join(child.cmdline()) if child.is_running() else child.name()
-            print(f"\nleft behind: pid {child.pid}: {with_args}")
-            child.kill()
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    left = []
+    for child in alive:
+        with_args = " ".join(child.cmdline()) if child.is_running() else child.name()
+        left.append(f"pid {child.pid}: {with_args}")
+        child.kill()
+    return left

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 MIB = 1024**2
 
 PROGRAM = """
-import json, os, sys
+import json, signal, sys
 import xllamacpp
 from modeld.worker.loaders.llama_server.xllama import configure
 
@@ -35,22 +35,33 @@ for key in ("cache_type_k", "cache_type_v"):
         setattr(params, key, getattr(xllamacpp.ggml_type, "GGML_TYPE_" + options[key].upper()))
 params.verbosity = 5
 server = xllamacpp.Server(params)
-os._exit(0)
+while True:
+    signal.pause()
 """
+
+LAST = "listening on unix:"
+"""What the engine says last; its log is written by a thread, and an early end would cut it short."""
 
 
 def said(model: Path, socket: Path, options: dict[str, Any]) -> dict[str, float]:
     """Load a model as the worker does, and return the engine's figures in MiB, buffer → sum."""
     settings = {"model": str(model), "socket": str(socket), "threads": 1, **options}
-    ended = subprocess.run(
+    lines: list[str] = []
+    with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(settings)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        check=False,
-    )
-    log = ended.stdout + ended.stderr
-    assert ended.returncode == 0, log[-2000:]
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if LAST in line:
+                break
+        process.kill()
+    log = "".join(lines)
+    assert LAST in log, log[-2000:]
     # First it tries how much would fit, without taking memory; the same lines come a second time in earnest.
     _, mark, log = log.rpartition("fitting params to free memory took")
     assert mark
