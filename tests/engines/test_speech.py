@@ -176,13 +176,16 @@ async def test_cancel_stops_the_engine_within_a_sentence(speaker: Speaker) -> No
 async def test_a_cancelled_text_in_the_queue_is_never_spoken(speaker: Speaker) -> None:
     """It is over at once, the one before it goes on to its end, and the one behind gets its turn."""
     before = len(speaker.engine_skipped())
-    first = asyncio.ensure_future(spoken(speaker.worker, FIVE))
+    first = speaker.worker.call(SpeechTask(text=FIVE, voice="0", format="pcm"), "local")
+    while not await first.take(PATIENCE):
+        pass
     second = speaker.worker.call(SpeechTask(text="We go qqxzz now.", voice="0", format="pcm"), "local")
     second.cancel()
     await asyncio.wait_for(second.over, 5)
-    assert not first.done()
-    assert (await spoken(speaker.worker, SHORT))[0]
-    assert (await first)[0]
+    assert not first.over.done()
+    behind = asyncio.ensure_future(spoken(speaker.worker, SHORT))
+    await rest(first)
+    assert (await behind)[0]
     assert len(speaker.engine_skipped()) == before
 
 
