@@ -152,7 +152,7 @@ def environment(session: nox.Session) -> Path:
 def heavy_environment(session: nox.Session) -> Path:
     """Return the environment of the heavy engines, made as the shared one is."""
     own_index = "index-url" in str(
-        session.run(sys.executable, "-m", "pip", "config", "list", external=True, silent=True)
+        session.run_install(sys.executable, "-m", "pip", "config", "list", external=True, silent=True)
     )
     steps: list[tuple[str, ...]] = []
     for engine in HEAVY_ENGINES:
@@ -181,11 +181,11 @@ def _made(session: nox.Session, folder: Path, *steps: tuple[str, ...]) -> Path:
     if stamp.exists() and stamp.read_text() == wanted:
         return folder
     session.log(f"making {folder} (once)")
-    session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True, log=False)
+    session.run_install(sys.executable, "-m", "venv", "--clear", str(folder), external=True, log=False)
     pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check")
     *first, last = steps
     for step in (*first, (*last, *nox.project.dependency_groups(project, "dev"))):
-        session.run(*pip, *step, external=True)
+        session.run_install(*pip, *step, external=True)
     stamp.write_text(wanted)
     return folder
 
