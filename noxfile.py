@@ -24,10 +24,12 @@ nox.options.sessions = ["lint", "types", "imports", "unit", "component", "integr
 ROOT = Path(__file__).parent
 ENVIRONMENT = ROOT / ".nox" / "dev"
 HEAVY_ENVIRONMENT = ROOT / ".nox" / "heavy"
-HEAVY_ENGINES = ("vllm", "stable_diffusion_cpp")
-HEAVY_BESIDE = ("diffusers==0.42.1",)
-"""One environment for three engines: those of `modeld engines`, and diffusers, which takes the torch and the
-transformers that vLLM wants."""
+HEAVY_ENGINES = ("stable_diffusion_cpp", "vllm")
+HEAVY_BESIDE = ("diffusers==0.42.1", "accelerate==1.15.0")
+"""One environment for three engines: those of `modeld engines`, vLLM last, since it wants an older numpy; and
+diffusers, which takes the torch and the transformers that vLLM wants. accelerate reads the weights that a test
+model is made of.
+"""
 
 PINS = ROOT / "src" / "modeld" / "engines" / "pins.py"
 
