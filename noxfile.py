@@ -27,8 +27,8 @@ HEAVY_ENVIRONMENT = ROOT / ".nox" / "heavy"
 HEAVY_ENGINES = ("stable_diffusion_cpp", "vllm")
 HEAVY_BESIDE = ("diffusers==0.42.1", "accelerate==1.15.0")
 """One environment for three engines: those of `modeld engines`, vLLM last, since it wants an older numpy; and
-diffusers, which takes the torch and the transformers that vLLM wants. accelerate reads the weights that a test
-model is made of.
+diffusers, which takes the torch and the transformers that vLLM wants. accelerate reads the weights that a
+test model is made of.
 """
 
 PINS = ROOT / "src" / "modeld" / "engines" / "pins.py"
