@@ -30,10 +30,10 @@ from modeld.protocol.tasks import (
     ToolChoice,
     Usage,
 )
+from modeld.worker.exits import exit_words
 from modeld.worker.loaders.vllm import media, requests
 from modeld.worker.loaders.vllm.chunks import FLOOR, Chunk, Translator, decode
 from modeld.worker.loaders.vllm.failures import load_error, request_error
-from modeld.worker.loaders.vllm.model import exit_words
 from modeld.worker.loaders.vllm.pooling import check_tokens, vector
 from modeld.worker.tools import TemplateFacts, plan
 

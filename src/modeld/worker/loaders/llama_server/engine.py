@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from modeld.errors import LoadFailed
+from modeld.worker.exits import exit_words
 from modeld.worker.lifeline import tied
 from modeld.worker.loader import Report
 
@@ -134,14 +135,7 @@ class Engine:
         # A grandchild may hold the pipe open; the words that matter are there long before this limit.
         await asyncio.wait({self._log}, timeout=0.5)
         if not self.died.done():
-            self.died.set_result(f"{self.name} {_exit_words(code)}; its last words:\n{self.last_words()}")
-
-
-def _exit_words(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    return f"was killed by signal {-code} ({name})"
+            self.died.set_result(f"{self.name} {exit_words(code)}; its last words:\n{self.last_words()}")
 
 
 def _mib(size: int) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from modeld.errors import LoadFailed, WorkerDied
 from modeld.protocol.framing import FrameDecoder, FrameEncoder
 from modeld.worker import elsewhere
+from modeld.worker.exits import exit_words
 from modeld.worker.lifeline import tied
 from modeld.worker.loaders.stable_diffusion_cpp import wire
 
@@ -193,7 +194,7 @@ class Engine:
     async def _wait(self) -> str:
         code = await self._process.wait()
         await asyncio.wait({self._log}, timeout=OUTPUT_S)
-        words = f"{NAME} {_exit_words(code)}; its last words:\n{self._last_words()}"
+        words = f"{NAME} {exit_words(code)}; its last words:\n{self._last_words()}"
         if not self._killed and not self.died.done():
             self.died.set_result(words)
         return words
@@ -207,10 +208,3 @@ def cpu_seconds(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
     except (OSError, IndexError, ValueError):
         return 0.0
-
-
-def _exit_words(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    return f"was killed by signal {-code} ({name})"

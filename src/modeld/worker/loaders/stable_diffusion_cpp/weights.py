@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from modeld.errors import LoadFailed
 from modeld.protocol.messages import LoadSpec
+from modeld.worker import gguf_header
 
 SUFFIXES = (".gguf", ".safetensors", ".ckpt", ".pth", ".pt")
 """Files that the library reads, the ones looked for first in front."""
@@ -23,9 +24,6 @@ PARTS = ("diffusion_model_path", "clip_l_path", "clip_g_path", "t5xxl_path", "va
 
 _MOST_HEADER = 512 * 1024**2
 _MOST_TENSORS = 1_000_000
-_STRING, _ARRAY = 8, 9
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value by its type's number in GGUF."""
 
 _ENCODER = re.compile(r"(?:first_stage_model\.|vae\.)?encoder\.(?:conv_in|conv1|down)")
 _WHOLE = re.compile(
@@ -119,11 +117,11 @@ def _gguf(file: BinaryIO) -> list[str]:
         raise ValueError(f"it announces {tensors} tensors and {keys} keys")
     for _ in range(keys):
         _text(file)
-        _skip(file, _number(file))
+        gguf_header.skip(file, gguf_header.number(file))
     names = []
     for _ in range(tensors):
         names.append(_text(file))
-        dimensions = _number(file)
+        dimensions = gguf_header.number(file)
         if dimensions > 8:
             raise ValueError(f"a tensor of {dimensions} dimensions")
         rest = 8 * dimensions + 4 + 8
@@ -132,22 +130,8 @@ def _gguf(file: BinaryIO) -> list[str]:
     return names
 
 
-def _skip(file: BinaryIO, kind: int) -> None:
-    if kind == _STRING:
-        file.seek(_length(file), 1)
-    elif kind == _ARRAY:
-        inner, count = _number(file), _length(file)
-        if inner in _SIZES:
-            file.seek(_SIZES[inner] * count, 1)
-        else:
-            for _ in range(count):
-                _skip(file, inner)
-    else:
-        file.seek(_SIZES[kind], 1)
-
-
 def _text(file: BinaryIO) -> str:
-    length = _length(file)
+    length = gguf_header.length(file)
     if length > 65_535:
         raise ValueError(f"a name of {length} bytes")
     data = file.read(length)
@@ -156,18 +140,8 @@ def _text(file: BinaryIO) -> str:
     return data.decode()
 
 
-def _number(file: BinaryIO) -> int:
-    number: int = struct.unpack("<I", file.read(4))[0]
-    return number
-
-
-def _length(file: BinaryIO) -> int:
-    length: int = struct.unpack("<Q", file.read(8))[0]
-    return length
-
-
 def _safetensors(file: BinaryIO, size: int) -> list[str]:
-    length = _length(file)
+    length = gguf_header.length(file)
     if not 2 <= length <= min(_MOST_HEADER, size - 8):
         raise ValueError(f"a header of {length} bytes in a file of {size}")
     header = json.loads(file.read(length))

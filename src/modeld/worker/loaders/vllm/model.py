@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -26,6 +25,7 @@ from modeld.protocol.tasks import (
     TranscribeTask,
     Usage,
 )
+from modeld.worker.exits import exit_words
 from modeld.worker.loader import Emit
 from modeld.worker.loaders.vllm import media, requests
 from modeld.worker.loaders.vllm.ask import Asker
@@ -247,16 +247,6 @@ class VllmModel:
         self._died.set_result(
             f"vLLM's engine process {exit_words(process.exitcode)}; its last words:\n{self._tap.last_words()}"
         )
-
-
-def exit_words(code: int | None) -> str:
-    """Return how a process ended, from its exit code as `multiprocessing` gives it."""
-    if code is None:
-        return "has ended"
-    if code >= 0:
-        return f"exited with code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
-    return f"was killed by signal {-code} ({name})"
 
 
 def cannot(task: Task, facts: Facts) -> BadRequest:
