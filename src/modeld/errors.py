@@ -130,6 +130,20 @@ class DeadlineExceeded(ModeldError):
     default_code = "deadline_exceeded"
 
 
+class StoreFailed(ModeldError):
+    """What must be kept could not be: disk full, or the file held by others (HTTP 503, worth another try)."""
+
+    kind = "store_failed"
+    default_code = "store_failed"
+
+
+class UpstreamFailed(ModeldError):
+    """A server that the caller named did not do its part (HTTP 424)."""
+
+    kind = "upstream_failed"
+    default_code = "http_error"
+
+
 # --- the engine's or the worker's fault ---------------------------------------------------------------------
 
 

@@ -146,6 +146,40 @@ class Media(Section):
     )
 
 
+class Responses(Section):
+    """The Responses API: what is kept of it, and for how long."""
+
+    keep: Duration = Field(
+        default=30 * 86400.0,
+        description="How long a stored response can be fetched and continued: seconds, 12h, 30d or never "
+        "(for ever). Conversations stay until they are deleted.",
+    )
+    replay: Duration = Field(
+        default=600.0, description="How long a background stream can be read again after its end."
+    )
+    background: Whole = Field(
+        default=1000, ge=0, description="Background responses that may be unfinished; more get 429."
+    )
+
+
+class Mcp(Section):
+    """MCP servers that callers of the Responses API name, and what modeld lets them do."""
+
+    allowed_hosts: tuple[Annotated[str, AfterValidator(_allowed_host)], ...] = Field(
+        default=(),
+        description="Hosts whose MCP servers may be asked; none given lets all be asked, but never a "
+        "cloud's metadata.",
+    )
+    require_https: bool = Field(default=False, description="Ask MCP servers over https only.")
+    list_timeout: Number = Field(
+        default=30.0, gt=0, description="Seconds for connecting to a server and listing its tools."
+    )
+    call_timeout: Number = Field(default=60.0, gt=0, description="Seconds for one call of a tool.")
+    result_bytes: Size = Field(
+        default=1024**2, gt=0, description="Largest answer of a tool; what is over it is an error."
+    )
+
+
 class Gateway(Section):
     """A further set of models with a route of its own."""
 
@@ -218,6 +252,10 @@ class Config(Section):
     watch: bool = Field(default=False, description="Read this file again whenever it changes.")
     memory: Memory = Field(default=Memory(), description="What models may take of the machine's memory.")
     media: Media = Field(default=Media(), description="Limits of pictures, recordings and speech.")
+    responses: Responses = Field(
+        default=Responses(), description="What is kept of the Responses API, and for how long."
+    )
+    mcp: Mcp = Field(default=Mcp(), description="Limits of the MCP servers that callers name.")
     log: Log = Field(default=Log(), description="How the daemon logs.")
     engines: Engines = Field(default=Engines(), description="Engines, for all models that use them.")
     models: tuple[Model, ...] = Field(default=(), description="The models of the default gateway, at /v1.")

@@ -28,6 +28,7 @@ TABLE: dict[type[errors.ModeldError], Row] = {
     errors.MethodNotAllowed: Row(405, "invalid_request_error"),
     errors.TooLarge: Row(413, "invalid_request_error"),
     errors.UnsupportedMedia: Row(415, "invalid_request_error"),
+    errors.UpstreamFailed: Row(424, "external_connector_error"),
     errors.Overloaded: Row(429, "rate_limit_error", 1.0),
     errors.EngineError: Row(502, "server_error"),
     errors.LinkError: Row(502, "server_error"),
@@ -35,6 +36,7 @@ TABLE: dict[type[errors.ModeldError], Row] = {
     errors.LoadFailed: Row(503, "server_error", 5.0),
     errors.ModelFailed: Row(503, "server_error"),
     errors.ModelUnavailable: Row(503, "server_error", 2.0),
+    errors.StoreFailed: Row(503, "server_error", 2.0),
     errors.DeadlineExceeded: Row(504, "server_error"),
 }
 """A class not listed is answered as its nearest listed base; without one it is a bug of ours."""

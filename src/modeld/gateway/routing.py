@@ -68,6 +68,12 @@ def add_get(app: web.Application, path: str, handler: Handler) -> None:
     app.router.add_get(SEGMENT + path, handler)
 
 
+def add_delete(app: web.Application, path: str, handler: Handler) -> None:
+    """Register a DELETE route under /v1 at all gateways."""
+    app.router.add_delete(path, handler)
+    app.router.add_delete(SEGMENT + path, handler)
+
+
 def add_post(
     app: web.Application,
     path: str,

@@ -153,6 +153,15 @@ class TokenizeTask(_Task, tag="tokenize", frozen=True, omit_defaults=True, kw_on
     special: bool = True
 
 
+class CountTask(_Task, tag="count", frozen=True, omit_defaults=True, kw_only=True):
+    """Say how many tokens the prompt of a chat has, as the engine would read it; nothing is generated.
+
+    Answer: one Usage, with `prompt_tokens` only.
+    """
+
+    chat: ChatTask
+
+
 class DetokenizeTask(_Task, tag="detokenize", frozen=True, omit_defaults=True, kw_only=True):
     """Join token ids to text. Answer: one Text."""
 
@@ -229,6 +238,7 @@ Task: TypeAlias = (
     | EmbedTask
     | RerankTask
     | TokenizeTask
+    | CountTask
     | DetokenizeTask
     | SpeechTask
     | TranscribeTask

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import aiosqlite
 
 from modeld.clock import Clock
-from modeld.errors import ModeldError, StartupError
+from modeld.errors import StartupError, StoreFailed
 
 BUSY_S = 10.0
 """Seconds a statement waits for another process that holds the file, a backup say."""
@@ -63,8 +63,8 @@ class Database:
 
     What is committed survives the death of the process; the last moments before a power cut may be lost, but
     the file stays sound (WAL with synchronous=NORMAL). Statements run one transaction after the other, in the
-    order in which they were asked for. Trouble at run time (disk full, file locked by others for BUSY_S) is a
-    ModeldError with code "store_failed", and leaves nothing half done.
+    order in which they were asked for. Trouble at run time (disk full, file locked by others for BUSY_S) is
+    StoreFailed, and leaves nothing half done.
     """
 
     def __init__(self, path: Path, clock: Clock, connection: aiosqlite.Connection) -> None:
@@ -137,7 +137,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise ModeldError(f"the store {path} failed: {_words(error)}", code="store_failed") from error
+        raise StoreFailed(f"the store {path} failed: {_words(error)}") from error
 
 
 def _words(error: sqlite3.Error) -> str:

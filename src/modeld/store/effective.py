@@ -28,7 +28,7 @@ class StoredModel(msgspec.Struct, frozen=True):
 
 
 class EffectiveConfig:
-    """The stored configuration. Methods raise ModeldError, code "store_failed", when the store does."""
+    """The stored configuration. Methods raise StoreFailed."""
 
     def __init__(self, db: Database) -> None:
         self._db = db

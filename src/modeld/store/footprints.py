@@ -58,7 +58,7 @@ class Footprints:
     """The table of learned footprints.
 
     `fingerprint` is the model's, without replica counts; `device` a device model such as "NVIDIA H200", or
-    "host". All methods raise ModeldError, code "store_failed", when the store does.
+    "host". All methods raise StoreFailed.
     """
 
     def __init__(self, db: Database) -> None:

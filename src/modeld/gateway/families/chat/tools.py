@@ -11,7 +11,7 @@ from modeld.errors import BadRequest
 from modeld.gateway.decoding import check_free, invalid, missing
 from modeld.protocol.tasks import FunctionTool, ToolChoice
 
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 """OpenAI takes 64 of letters, digits, _ and -; names from MCP servers hold more."""
 
 
@@ -95,7 +95,7 @@ def _tool(body: ToolBody, where: str) -> FunctionTool:
         )
     if body.function is None:
         raise missing(f"{where}.function", "a function tool is described by it")
-    if not _NAME.fullmatch(body.function.name):
+    if not NAME.fullmatch(body.function.name):
         raise invalid(f"{where}.function.name", "expected 1 to 128 of letters, digits and _ . : / -")
     if body.function.parameters is not None:
         check_free(body.function.parameters, f"{where}.function.parameters")
