@@ -275,11 +275,53 @@ class WhispercppConfig(Section):
     models_dir: AnchoredText | None = Field(default=None, description="Folder that holds the models.")
 
 
+class FakeCall(Section):
+    """A tool call of the fake loader's script."""
+
+    name: PlainText = Field(description="Tool to call; left out where a request does not offer it.")
+    arguments: FreeForm | str = Field(
+        default={}, description="Its arguments: a mapping, or text that goes out as it is."
+    )
+
+
+class FakeStep(Section):
+    """One step of a turn in the fake loader's script: exactly one key."""
+
+    text: str | None = Field(default=None, description="Say this, word by word.")
+    reasoning: str | None = Field(default=None, description="Think this, word by word.")
+    call: FakeCall | None = Field(default=None, description="Call a tool.")
+    delay: Number | None = Field(default=None, ge=0, description="Wait so many seconds.")
+    finish: Literal["stop", "length", "tool_calls", "content_filter"] | None = Field(
+        default=None, description="End the answer here, for this reason."
+    )
+    fail: PlainText | None = Field(default=None, description="Fail with an engine error of these words.")
+    crash: bool = Field(default=False, description="Let the process die.")
+    hang: bool = Field(default=False, description="Fall silent.")
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> FakeStep:
+        given = [key for key, value in self if value is not None and value is not False]
+        if len(given) != 1:
+            raise mistake(
+                f"a step does one thing, this one has {' and '.join(given) or 'nothing'}; "
+                f"write one of {', '.join(type(self).model_fields)}"
+            )
+        return self
+
+
 class FakeConfig(Section):
     """Script of the fake loader, which stands in for an engine in tests and measurements."""
 
     reply: str | None = Field(default=None, description="What it answers; unset makes up `tokens` tokens.")
     tokens: Whole = Field(default=16, ge=0, description="Tokens in an answer when `reply` is unset.")
+    turns: tuple[tuple[FakeStep, ...], ...] = Field(
+        default=(),
+        description="Answers in a chat, each a list of steps; the assistant's messages since the user's last "
+        "one say which comes, and after the last it comes again.",
+    )
+    context_length: Whole = Field(
+        default=4096, ge=1, description="Most words of a chat and its tools; longer ones are refused."
+    )
     first_delay: Number = Field(default=0, ge=0, description="Seconds before the first token.")
     token_delay: Number = Field(default=0, ge=0, description="Seconds between tokens.")
     load_seconds: Number = Field(default=0, ge=0, description="Seconds a load takes.")
