@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -44,13 +44,16 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
-    """What the model thinks. `encrypted_content` only where it was asked for."""
+    """What the model thinks: in `summary` where that was asked for, else in `content`.
+
+    `encrypted_content` is there only where it was asked for.
+    """
 
     id: str
     status: ItemStatus = "in_progress"
     summary: list[SummaryText] = []
     content: list[ReasoningText] = []
-    encrypted_content: str | None = None
+    encrypted_content: str | UnsetType = UNSET
 
 
 class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
@@ -63,7 +66,50 @@ class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
     status: ItemStatus = "in_progress"
 
 
-OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCall
+class McpListTools(msgspec.Struct, tag_field="type", tag="mcp_list_tools"):
+    """What an MCP server offers; `error` says why that is not known."""
+
+    id: str
+    server_label: str
+    tools: list[dict[str, Any]] = []
+    error: str | None = None
+
+
+class McpCall(msgspec.Struct, tag_field="type", tag="mcp_call"):
+    """A tool that modeld ran at an MCP server.
+
+    `error` is one of mcp_protocol_error, mcp_tool_execution_error and http_error; then there is no output.
+    """
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str = ""
+    approval_request_id: str | None = None
+    output: str | None = None
+    error: dict[str, Any] | None = None
+    status: ItemStatus | Literal["failed"] = "in_progress"
+
+
+class McpApprovalRequest(msgspec.Struct, tag_field="type", tag="mcp_approval_request"):
+    """A call that waits until the caller allows it."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+
+class Compaction(msgspec.Struct, tag_field="type", tag="compaction"):
+    """A conversation in short, which only modeld can read."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem: TypeAlias = (
+    OutputMessage | ReasoningItem | FunctionCall | McpListTools | McpCall | McpApprovalRequest | Compaction
+)
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -89,10 +135,14 @@ class ResponseUsage(msgspec.Struct):
     output_tokens_details: OutputTokensDetails
 
 
-class ResponseError(msgspec.Struct):
-    """Why a response failed; `code` is one of OpenAI's closed list."""
+ErrorCode: TypeAlias = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+"""Of OpenAI's closed list, what can happen here."""
 
-    code: str
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: ErrorCode
     message: str
 
 
@@ -103,7 +153,10 @@ class Incomplete(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """The object: every key that OpenAI's document and the Open Responses schema require, and no fewer."""
+    """The object: every key that OpenAI's document and the Open Responses schema require, and no fewer.
+
+    Of the other keys, those without a value are left out.
+    """
 
     id: str
     object: Literal["response"] = "response"
@@ -120,7 +173,7 @@ class Response(msgspec.Struct, kw_only=True):
     output: list[Any] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
-    conversation: dict[str, str] | None = None
+    conversation: dict[str, str] | UnsetType = UNSET
     prompt_cache_key: str | None = None
     reasoning: dict[str, Any] | None = None
     safety_identifier: str | None = None
@@ -136,5 +189,5 @@ class Response(msgspec.Struct, kw_only=True):
     frequency_penalty: float = 0.0
     truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
-    user: str | None = None
+    user: str | UnsetType = UNSET
     metadata: dict[str, str] = {}

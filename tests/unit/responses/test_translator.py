@@ -38,9 +38,10 @@ def turns(draw: st.DrawFn) -> list[list[Event]]:
             arguments = draw(st.lists(_WORDS, max_size=3))
             events.append(ToolCallDelta(call, "", f"call_{call}", "f"))
             events += [ToolCallDelta(call, piece) for piece in arguments]
-        events.append(Finish(draw(st.sampled_from(["stop", "length", "tool_calls", "content_filter"]))))
+        events.append(Finish("tool_calls"))
         events.append(Usage(draw(st.integers(0, 9)), draw(st.integers(0, 9))))
         out.append(events)
+    out[-1][-2] = Finish(draw(st.sampled_from(["stop", "length", "tool_calls", "content_filter"])))
     return out
 
 
@@ -66,10 +67,10 @@ def translated(
                 break
             batch = events[at : at + size]
             if cut is not None and fed + len(batch) > cut:
-                return out + translator.fail("server_error", "the engine died"), translator.response
+                return out + translator.fail("server_error", "the engine died", 2), translator.response
             out += translator.feed(batch)
             at, fed = at + size, fed + len(batch)
-    return out + translator.complete(2), translator.response
+    return [*out, *translator.settle(), translator.finish(2)], translator.response
 
 
 _RUNS = (turns(), st.none() | st.integers(0, 12), st.lists(st.integers(1, 5), min_size=1, max_size=4))
