@@ -143,7 +143,11 @@ async def test_only_calls_that_the_request_allows_are_made(fields: dict[str, Any
 @pytest.mark.parametrize("limit", range(1, 9))
 async def test_max_tokens_cuts_a_turn(limit: int) -> None:
     """A turn of eight tokens is cut to so many, and says so; one that fits is whole."""
-    turn = [{"reasoning": "a b"}, {"text": "c d"}, {"call": {"name": "add", "arguments": "x" * 20}}]
+    turn: list[dict[str, Any]] = [
+        {"reasoning": "a b"},
+        {"text": "c d"},
+        {"call": {"name": "add", "arguments": "x" * 20}},
+    ]
     found = await events(chat(sampling=Sampling(max_tokens=limit)), turn)
     assert len(found) - 2 == limit
     assert reason(found) == ("tool_calls" if limit == 8 else "length")
