@@ -123,7 +123,7 @@ def _read(path: Path) -> bytes:
     match = _LINE.fullmatch(line)
     if match is None or _check(key := bytes.fromhex(match[1].decode())) != match[2]:
         raise StoreFailed(
-            f"the key file {path} is damaged ({found.st_size} bytes that are no key); put it back from a copy, "
+            f"the key file {path} is damaged ({found.st_size} bytes that are no key); put it back, "
             "or delete it: a new key is made then, and content encrypted so far cannot be read again"
         )
     return key
