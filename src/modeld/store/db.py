@@ -87,8 +87,8 @@ class Database:
         except Damaged as damage:
             aside = _set_aside(path, clock.time())
             _log.warning(
-                "the store is damaged (%s); it was moved to %s and a new one is made: learned footprints and "
-                "the last effective configuration start afresh",
+                "the store is damaged (%s); it was moved to %s and a new one is made: learned footprints, "
+                "the last effective configuration, stored responses and conversations start afresh",
                 damage,
                 aside,
             )
