@@ -26,7 +26,7 @@ def names() -> Callable[[str], str]:
 
 def turns(*items: dict[str, Any]) -> tuple[Message, ...]:
     """Return the turns of these items."""
-    return messages(kept(list(items), names()), None, album=None)
+    return messages((), kept(list(items), names()), None, album=None)
 
 
 def test_text_is_a_message_of_the_users() -> None:
@@ -41,7 +41,7 @@ def test_text_is_a_message_of_the_users() -> None:
             "status": "completed",
         }
     ]
-    assert messages(items, "Be brief.", album=None) == (
+    assert messages((), items, "Be brief.", album=None) == (
         Message(role="system", content="Be brief."),
         Message(role="user", content="hello"),
     )
@@ -51,7 +51,7 @@ def test_null_is_absent_and_a_given_id_stays() -> None:
     """Clients send back what they were given, with nulls for what they did not have."""
     items = kept([{"role": "assistant", "content": "hi", "id": None, "status": None}], names())
     assert items[0]["id"] == "msg_0"
-    assert items[0]["content"] == [{"type": "output_text", "text": "hi"}]
+    assert items[0]["content"] == [{"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}]
     assert kept(items, names()) == items
 
 
@@ -122,7 +122,7 @@ _VALUES = _JSON | st.sampled_from(["message", "user", "assistant", "function_cal
 def test_nonsense_is_a_bad_request(items: list[dict[str, Any]]) -> None:
     """Whatever is sent, it is read or refused with a param; nothing else is raised."""
     try:
-        found = messages(kept(items, names()), None, album=None)
+        found = messages((), kept(items, names()), None, album=None)
     except BadRequest as error:
         refused = error
     else:
