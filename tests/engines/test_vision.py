@@ -16,6 +16,7 @@ import pytest_asyncio
 from modeld.errors import BadRequest, LoadFailed
 from modeld.protocol.tasks import (
     ChatTask,
+    CountTask,
     Event,
     Finish,
     FunctionTool,
@@ -124,6 +125,17 @@ async def test_pictures_count_as_tokens(eyes: Loaded) -> None:
     assert one - none > PICTURE_TOKENS
     assert two - one == one - none
     assert large == one
+
+
+async def test_pictures_are_counted_without_an_answer(eyes: Loaded) -> None:
+    """The count of a chat with pictures is what the engine reads, also with tools and a forced form."""
+    form = TextFormat(kind="json_schema", name="f", schema={"type": "object", "properties": {}})
+    tool = FunctionTool(name="look")
+    for more in ({}, {"tools": (tool,)}, {"format": form}, {"tools": (tool,), "format": form}):
+        task = chat("What is it?", png(), png(3, 5), tokens=1, **more)
+        assert await eyes.ask(CountTask(chat=task)) == [Usage(prompt_tokens(await eyes.ask(task)), 0)]
+    with pytest.raises(BadRequest, match="picture"):
+        await eyes.ask(CountTask(chat=chat("What is it?", b"no picture")))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,19 @@ import pytest_asyncio
 
 from modeld.errors import BadRequest, LoadFailed, WorkerDied
 from modeld.hardware import host
-from modeld.protocol.tasks import Event, Task, Usage
+from modeld.protocol.tasks import (
+    ChatTask,
+    CountTask,
+    Event,
+    FunctionTool,
+    Message,
+    Sampling,
+    Task,
+    TextFormat,
+    ToolCall,
+    ToolChoice,
+    Usage,
+)
 from tests.harness.loaded import Loaded, loaded, rest
 
 CANCEL_S = 10.0
@@ -31,6 +43,42 @@ ENOUGH_S = 60.0
 """Seconds in which short tasks are answered, also on a busy machine; every `long` task takes far longer."""
 
 MIB = 1024**2
+
+
+BRIEF = Message(role="system", content="Be brief.")
+ASK = Message(role="user", content="What is <|im_start|> the weather in Paris, and why? ☂")
+CALL = Message(
+    role="assistant", tool_calls=(ToolCall(id="call_1", name="weather", arguments='{"city": "Paris"}'),)
+)
+RESULT = Message(role="tool", tool_call_id="call_1", content="It rains.")
+WEATHER = FunctionTool(
+    name="weather",
+    description="Get the weather of a city.",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+FORM = TextFormat(
+    kind="json_schema",
+    name="form",
+    schema={"type": "object", "properties": {"sky": {"type": "string"}}, "required": ["sky"]},
+)
+
+CHATS: tuple[ChatTask, ...] = tuple(
+    ChatTask(messages=messages, sampling=Sampling(max_tokens=1, temperature=0.0), **fields)
+    for messages, fields in (
+        ((ASK,), {}),
+        ((BRIEF, ASK), {}),
+        ((BRIEF, ASK, Message(role="assistant", content="Rain."), ASK), {}),
+        ((ASK,), {"tools": (WEATHER,)}),
+        ((BRIEF, ASK, CALL, RESULT), {"tools": (WEATHER,)}),
+        ((BRIEF, ASK, CALL, RESULT), {}),
+        ((ASK,), {"tools": (WEATHER,), "tool_choice": ToolChoice(mode="none")}),
+        ((ASK,), {"tools": (WEATHER,), "tool_choice": ToolChoice(mode="function", name="weather")}),
+        ((ASK,), {"tools": (WEATHER,), "format": FORM}),
+        ((ASK,), {"format": FORM}),
+        ((ASK,), {"reasoning_effort": "none"}),
+    )
+)
+"""Conversations of every form that a prompt can take, to be counted."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +195,31 @@ class LoaderContract:
         assert caught.value.code == "unsupported_task"
         assert (await beside)[-1:]
         assert await it.ask(self.case.short)
+
+    async def test_a_counted_chat_has_as_many_tokens_as_the_engine_then_reads(self, it: Loaded) -> None:
+        """The count is the `prompt_tokens` of the same chat, whatever its form, and is no answer itself.
+
+        It is told also of a chat that is too long. What does not chat does not count.
+        """
+        if "chat" not in self.case.capabilities:
+            with pytest.raises(BadRequest) as caught:
+                await it.ask(CountTask(chat=CHATS[0]))
+            assert caught.value.code == "unsupported_task"
+            return
+        for chat in CHATS:
+            usage = (await it.ask(chat))[-1]
+            assert isinstance(usage, Usage)
+            assert await it.ask(CountTask(chat=chat)) == [Usage(usage.prompt_tokens, 0)], chat
+        context = it.facts.context_length
+        assert context
+        endless = ChatTask(messages=(Message(role="user", content="word " * context),))
+        [counted] = await it.ask(CountTask(chat=endless))
+        assert isinstance(counted, Usage)
+        assert counted.prompt_tokens >= context
+        longer = ChatTask(messages=(BRIEF, *endless.messages, ASK))
+        with pytest.raises(BadRequest) as caught:
+            await it.ask(longer)
+        assert caught.value.code == "context_length_exceeded"
 
     async def test_the_engines_output_is_the_log_and_never_the_protocol(self, it: Loaded) -> None:
         """What the engine writes, to whichever of its outputs, stands in the log, and calls go on."""

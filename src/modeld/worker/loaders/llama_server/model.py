@@ -12,6 +12,7 @@ from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
     CompletionTask,
+    CountTask,
     DetokenizeTask,
     Finish,
     Task,
@@ -81,6 +82,8 @@ class LlamaModel:
             request = await self._completion(task)
         elif isinstance(task, TokenizeTask | DetokenizeTask):
             return await tokens.run(self._client, task, self._vocabulary, emit)
+        elif isinstance(task, CountTask):
+            return await emit(Usage(await self._count(task.chat), 0))
         else:
             raise cannot(task, self.facts)
         if task.n == 1:
@@ -160,6 +163,14 @@ class LlamaModel:
         rendered = await self._client.fetch("POST", "/apply-template", body)
         body = {"prompt": rendered["prompt"], "json_schema": planned.schema}
         return _Request(COMPLETIONS, body, planned.parser)
+
+    async def _count(self, task: ChatTask) -> int:
+        """Return the `prompt_tokens` that a chat would have. Raises BadRequest as the chat would."""
+        request = await self._chat(task)
+        if request.path == CHAT:
+            body = {**task.engine_options, **request.body}
+            return await tokens.count_chat(self._client, body, request.pictures)
+        return await tokens.count(self._client, request.body["prompt"])
 
     async def _choice(
         self, task: ChatTask | CompletionTask, index: int, request: _Request, emit: Emit

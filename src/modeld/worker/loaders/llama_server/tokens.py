@@ -1,8 +1,9 @@
-"""Splitting text into a model's tokens and joining them again: what every llama.cpp model can do."""
+"""Splitting text into a model's tokens, joining them again, and counting those of a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,14 @@ class _Joined(msgspec.Struct):
     content: str
 
 
+class _Rendered(msgspec.Struct):
+    prompt: str
+
+
+class _Count(msgspec.Struct):
+    input_tokens: int
+
+
 async def run(client: Client, task: TokenizeTask | DetokenizeTask, vocabulary: int, emit: Emit) -> None:
     """Answer with Tokens or with Text. Raises BadRequest for an id outside of `vocabulary`, EngineError."""
     if isinstance(task, TokenizeTask):
@@ -30,6 +39,35 @@ async def run(client: Client, task: TokenizeTask | DetokenizeTask, vocabulary: i
         check(task.tokens, vocabulary, "tokens")
         answer = await client.ask("/detokenize", {"tokens": task.tokens}, _Joined)
         await emit(Text(answer.content))
+
+
+async def count_chat(client: Client, body: dict[str, Any], pictures: Sequence[str]) -> int:
+    """Return the length of the prompt that the chat endpoint makes of a body, in tokens; `pictures` as there.
+
+    Raises BadRequest for what the template refuses, EngineError.
+    """
+    if not pictures:
+        return await count(client, (await client.ask("/apply-template", body, _Rendered)).prompt)
+    try:
+        # Only the engine knows how many tokens it makes of a picture. Older ones cannot be asked.
+        answer = await client.ask("/v1/chat/completions/input_tokens", body, _Count)
+    except BadRequest as error:
+        if error.code != "engine_refused" or "not found" not in error.message.lower():
+            raise
+        raise BadRequest(
+            "this engine does not say how many tokens a picture has; leave it out, or install a newer engine",
+            code="unsupported_parameter",
+            param=pictures[0],
+        ) from None
+    return answer.input_tokens
+
+
+async def count(client: Client, prompt: str) -> int:
+    """Return the length of a rendered prompt in tokens. Raises EngineError."""
+    # As the engine itself does it: marks such as <|im_start|> are one token, and the model's own first and
+    # last ones come on top.
+    body = {"content": prompt, "add_special": True, "parse_special": True}
+    return len((await client.ask("/tokenize", body, _Split)).tokens)
 
 
 def check(ids: Sequence[int], vocabulary: int, param: str) -> None:
