@@ -87,6 +87,7 @@ _METADATA_NAMES = frozenset(
         "instance-data.ec2.internal",
         "kubernetes.default",
         "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
     }
 )
 """The same by name: in some clouds these lead to an address like any other."""
@@ -107,11 +108,17 @@ def allowed(address: Address, *, listed: bool) -> bool:
 class Policy:
     """Where requests may go: to "public" addresses and `hosts`, to those "listed" there only, or to "none".
 
-    An entry of `hosts` is a name or an address, with a port (which then counts) or without.
+    "any" asks private addresses too, this machine's among them, and so treats every host as listed. An entry
+    of `hosts` is a name or an address, with a port (which then counts) or without. `https` refuses plain
+    http. The settings that say all this are named in refusals: `fetch_key`, `hosts_key`, `https_key`.
     """
 
-    fetch: Literal["public", "listed", "none"] = "public"
+    fetch: Literal["any", "public", "listed", "none"] = "public"
     hosts: tuple[str, ...] = ()
+    https: bool = False
+    fetch_key: str = "media.fetch"
+    hosts_key: str = "media.fetch_hosts"
+    https_key: str = ""
 
     def lists(self, host: str, port: int | None) -> bool:
         """Say whether the owner named this host."""
@@ -121,7 +128,7 @@ class Policy:
 
 
 def check(text: str, policy: Policy) -> tuple[URL, bool]:
-    """Return the URL and whether its host is listed; no name is looked up. Raises Refused."""
+    """Return the URL and whether its host counts as listed; no name is looked up. Raises Refused."""
     if len(text) > LONGEST_URL:
         raise Refused(f"the URL has {len(text)} characters, {LONGEST_URL} are the limit")
     try:
@@ -132,21 +139,29 @@ def check(text: str, policy: Policy) -> tuple[URL, bool]:
         raise Refused("this is not a URL") from None
     if url.scheme not in ("http", "https"):
         raise Refused("only http and https URLs are fetched")
+    if policy.https and url.scheme != "https":
+        raise Refused(f"only https URLs are asked here ({policy.https_key})")
     if url.user is not None or url.password is not None:
         raise Refused("the URL holds a user name or a password; those are not sent")
     if not host or not port or "%" in host:
         raise Refused("the URL names no host")
+    listed = check_host(host, port, policy)
+    return url.with_fragment(None), listed
+
+
+def check_host(host: str, port: int, policy: Policy) -> bool:
+    """Return whether a host, as `plain` gives it, counts as listed; no name is looked up. Raises Refused."""
     if host in _METADATA_NAMES:
         raise Refused(f"{shown(host)} is where a cloud keeps its machines' secrets; it is never asked")
     if policy.fetch == "none":
-        raise Refused("nothing is fetched here (media.fetch is none)")
-    listed = policy.lists(host, port)
+        raise Refused(f"nothing is fetched here ({policy.fetch_key} is none)")
+    listed = policy.fetch == "any" or policy.lists(host, port)
     if policy.fetch == "listed" and not listed:
-        raise Refused(f"{shown(host)} is not among the hosts that are fetched from (media.fetch_hosts)")
+        raise Refused(f"{shown(host)} is not among the hosts that are fetched from ({policy.hosts_key})")
     if literal(host) is None and _NUMBER_AT_END.search(host):
         # 127.1, 2130706433 and 0x7f000001 are addresses to some programs, and names to others.
         raise Refused(f"{shown(host)} is neither a name nor a whole address")
-    return url.with_fragment(None), listed
+    return listed
 
 
 _NUMBER_AT_END = re.compile(r"(^|\.)(\d+|0x[0-9a-f]*)$")

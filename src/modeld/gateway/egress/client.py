@@ -14,7 +14,17 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from modeld.gateway.egress.addresses import Address, Policy, Refused, allowed, check, literal, plain, shown
+from modeld.gateway.egress.addresses import (
+    Address,
+    Policy,
+    Refused,
+    allowed,
+    check,
+    check_host,
+    literal,
+    plain,
+    shown,
+)
 
 log = logging.getLogger("modeld.gateway")
 
@@ -68,7 +78,7 @@ class Egress:
         total_s: float = TOTAL_S,
     ) -> None:
         """`tls` makes the context for https, once and when first needed: it reads all authorities."""
-        self._policy = policy
+        self.policy = policy
         self._resolve = resolve or _look_up
         self._make_tls = tls
         self._tls: ssl.SSLContext | None = None
@@ -78,11 +88,28 @@ class Egress:
 
     def check(self, url: str) -> None:
         """Refuse what can be refused without asking anybody. Raises Refused."""
-        check(url, self._policy)
+        check(url, self.policy)
 
     async def addresses(self, url: str) -> Sequence[Address]:
         """Return the addresses that a URL's host has, all of which may be asked. Raises Refused."""
-        return await self._checked(*check(url, self._policy))
+        target, listed = check(url, self.policy)
+        return await self._checked(plain(target.raw_host or ""), target.port or 0, listed)
+
+    async def pinned(self, host: str, port: int) -> Sequence[Address]:
+        """Return the addresses that one connection may go to: looked up now, all of them checked.
+
+        For clients of other libraries, which have the URL checked first and connect nowhere else. Raises
+        Refused.
+        """
+        name = plain(host)
+        return await self._checked(name, port, check_host(name, port, self.policy))
+
+    async def tls(self) -> ssl.SSLContext:
+        """Return the context for https; the authorities are read when it is first asked for."""
+        async with self._making_tls:
+            if self._tls is None:
+                self._tls = await asyncio.to_thread(self._make_tls)
+            return self._tls
 
     async def fetch(self, url: str, limit: int, budget: Budget | None = None) -> bytes:
         """Return the file at a URL: `limit` bytes at most, counted as they come, and within the budget.
@@ -93,7 +120,7 @@ class Egress:
         try:
             async with self._gate, asyncio.timeout(self._total_s):
                 for _ in range(1 + REDIRECTS):
-                    target, listed = check(url, self._policy)
+                    target, listed = check(url, self.policy)
                     answer = await self._ask(target, listed, limit, budget)
                     if isinstance(answer, bytes):
                         return answer
@@ -104,12 +131,12 @@ class Egress:
 
     async def _ask(self, url: URL, listed: bool, limit: int, budget: Budget | None) -> bytes | str:
         """Return the file, or where the answer points."""
-        checked = await self._checked(url, listed)
+        checked = await self._checked(plain(url.raw_host or ""), url.port or 0, listed)
         connector = aiohttp.TCPConnector(
             resolver=_Pinned(checked),
             use_dns_cache=False,
             force_close=True,
-            ssl=await self._context() if url.scheme == "https" else False,
+            ssl=await self.tls() if url.scheme == "https" else False,
             socket_factory=_only(checked),
         )
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_S)
@@ -128,12 +155,11 @@ class Egress:
             log.info("nothing could be fetched", extra={"host": url.host, "reason": str(error)[:200]})
             raise Failed(f"{_host(url)} gives no answer that can be read") from None
 
-    async def _checked(self, url: URL, listed: bool) -> Sequence[Address]:
-        """Return the addresses of a URL's host, if all of them may be asked. Raises Refused."""
-        host = plain(url.raw_host or "")
+    async def _checked(self, host: str, port: int, listed: bool) -> Sequence[Address]:
+        """Return the addresses of a host, if all of them may be asked. Raises Refused."""
         own = literal(host)
         try:
-            found = (own,) if own is not None else await self._resolve(host, url.port or 0)
+            found = (own,) if own is not None else await self._resolve(host, port)
         except (OSError, ValueError):  # no such name, or none that could be one
             found = ()
         bad = [address for address in found if not allowed(address, listed=listed)]
@@ -146,12 +172,6 @@ class Egress:
                 else f"{shown(host)} has no address that may be asked"
             )
         return found
-
-    async def _context(self) -> ssl.SSLContext:
-        async with self._making_tls:
-            if self._tls is None:
-                self._tls = await asyncio.to_thread(self._make_tls)
-            return self._tls
 
 
 class _Pinned(AbstractResolver):

@@ -1,0 +1,314 @@
+"""MCP as a client, by its SDK: opening a session, listing tools, calling one.
+
+Loads the SDK, which takes a second: import it in a thread, and only where a server is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+import httpx2
+import msgspec
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    HEADER_MISMATCH,
+    AudioContent,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    Implementation,
+    InputRequiredResult,
+    JSONRPCResponse,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+from pydantic import TypeAdapter, ValidationError
+
+from modeld import __version__
+from modeld.gateway.egress import Egress
+from modeld.responses.mcp.faults import NO_CONNECTION, TIMED_OUT, UNREADABLE, Fault, phrase
+from modeld.responses.mcp.limits import McpLimits
+from modeld.responses.mcp.servers import McpServer
+from modeld.responses.mcp.tools import read_tool
+from modeld.responses.mcp.transport import CONNECT_S, NOTE, WRITE_S, GuardedTransport, Note
+
+log = logging.getLogger("modeld.responses.mcp")
+
+T = TypeVar("T")
+
+SHORTEST_SECRET = 6
+"""Characters; what is shorter is a word, and no secret to be looked for in a server's answer."""
+
+_ANSWER: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
+
+for _name in ("mcp", "client", "httpx2", "httpcore2"):
+    # They log messages and headers: callers' words, servers' secrets. "client" is the SDK's, too.
+    _foreign = logging.getLogger(_name)
+    _foreign.setLevel(logging.CRITICAL + 1)
+    _foreign.propagate = False
+    _foreign.addHandler(logging.NullHandler())
+
+
+@asynccontextmanager
+async def connected(server: McpServer, egress: Egress, limits: McpLimits) -> AsyncIterator[Client]:
+    """Give an open session with a server. Entered and left by one task; what is wrong is in NOTE's note.
+
+    No request of the server's is served (sampling, questions to the user): it gets an error.
+    """
+    headers = {"user-agent": f"modeld/{__version__}", **server.headers, "accept-encoding": "identity"}
+    if server.authorization is not None:
+        headers["authorization"] = f"Bearer {server.authorization.removeprefix('Bearer ')}"
+    # Silence is bounded by whoever waits; this one ends what nobody waits for any more.
+    silence = max(limits.list_s, limits.call_s) + 5
+    async with (
+        httpx2.AsyncClient(
+            headers=headers,
+            timeout=httpx2.Timeout(connect=CONNECT_S, read=silence, write=WRITE_S, pool=silence),
+            transport=GuardedTransport(egress),
+            trust_env=False,
+        ) as http,
+        Client(
+            # Sizes are the transport's business, of JSON and of events alike.
+            _Sieve(
+                streamable_http_client(server.url, http_client=http, max_sse_event_size=None), server.label
+            ),
+            client_info=Implementation(name="modeld", version=__version__),
+            cache=None,
+            read_timeout_seconds=silence,
+        ) as client,
+    ):
+        yield client
+
+
+async def ask(
+    note: Note, seconds: float, limit: str, server: McpServer, act: Callable[[], Awaitable[T]]
+) -> T:
+    """Return what `act` returns; what it asks is noted.
+
+    Raises Fault, also after `seconds`, which are the setting `limit`. Being cancelled cancels at the server.
+    """
+    token = NOTE.set(note)
+    failed: BaseException | None = None
+    try:
+        with anyio.move_on_after(seconds) as scope:
+            note.scope = scope
+            try:
+                return await act()
+            except Exception as error:
+                failed = error
+    finally:
+        note.scope = None
+        NOTE.reset(token)
+    if failed is None and not note.over:
+        failed = TimeoutError()
+    raise explain(failed, note, server, f"{seconds:g} s ({limit})")
+
+
+def explain(error: BaseException | None, note: Note, server: McpServer, time: str) -> Fault:
+    """Return what happened as a fault. The server's own words are passed on, without the caller's secrets."""
+    if isinstance(error, Fault):
+        return error
+    if note.over:
+        return Fault("tool", 0, "the answer is too large")
+    leaf = _leaf(error)
+    if isinstance(leaf, TimeoutError):
+        return Fault("protocol", TIMED_OUT, f"the server did not answer within {time}")
+    if note.failure is not None:
+        return Fault("protocol", NO_CONNECTION, note.failure)
+    if (status := note.refusal) is not None:
+        return Fault("http", status, f"the server answered HTTP {phrase(status)}")
+    if isinstance(leaf, MCPError):
+        return Fault("protocol", leaf.code, scrubbed(leaf.message, server))
+    if isinstance(leaf, ValidationError):
+        return Fault("protocol", UNREADABLE, "the server's answer is not one of MCP's")
+    log.warning(
+        "a session with an MCP server broke", extra={"server": server.label, "reason": type(leaf).__name__}
+    )
+    return Fault("protocol", NO_CONNECTION, "the session with the server broke")
+
+
+def _leaf(error: BaseException | None) -> BaseException | None:
+    """Return the exception that a group of them is about: the task groups of the SDK wrap all that passes."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def scrubbed(text: str, server: McpServer) -> str:
+    """Return a server's words about a failure without the secrets it was sent."""
+    for secret in server.headers.values():
+        if len(secret) >= SHORTEST_SECRET:
+            text = text.replace(secret, "[removed]")
+    return without_token(text, server)
+
+
+def without_token(text: str, server: McpServer) -> str:
+    """Return a tool's output without the token, which is never kept; headers may hold common words."""
+    token = server.authorization
+    return text if token is None or len(token) < SHORTEST_SECRET else text.replace(token, "[removed]")
+
+
+async def listed(client: Client, limits: McpLimits, label: str) -> list[dict[str, Any]]:
+    """Return a server's tools as list items have them; pages and tools over the limits are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    cursor: str | None = None
+    cut = False
+    for _ in range(limits.pages):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            hints = (
+                {"readOnlyHint": tool.annotations.read_only_hint} if tool.annotations is not None else None
+            )
+            known = read_tool(
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "inputSchema": tool.input_schema,
+                    "annotations": hints,
+                }
+            )
+            if isinstance(known, dict):
+                found.setdefault(known["name"], known)
+        if page.next_cursor in (None, "", cursor):
+            break
+        if len(found) >= limits.tools:
+            cut = True
+            break
+        cursor = page.next_cursor
+    else:
+        cut = True
+    if len(found) > limits.tools or cut:
+        log.warning(
+            "an MCP server has more tools than are taken",
+            extra={"server": label, "tools": limits.tools, "pages": limits.pages},
+        )
+    return list(found.values())[: limits.tools]
+
+
+async def called(client: Client, name: str, arguments: dict[str, Any], limits: McpLimits) -> CallToolResult:
+    """Return what a tool answers. Raises Fault, MCPError, ValidationError.
+
+    Not by the SDK's own method, which checks answers against schemas that servers send.
+    """
+    request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+    try:
+        result = await client.session.send_request(request, _ANSWER)
+    except MCPError as error:
+        if error.code != HEADER_MISMATCH:
+            raise
+        # The server wants arguments in headers, as its list says; in this session it was not listed yet.
+        await listed(client, limits, "")
+        result = await client.session.send_request(request, _ANSWER)
+    if isinstance(result, InputRequiredResult):
+        raise Fault("tool", 0, "the tool asks for more input, which nobody can give here")
+    return result
+
+
+def text_of(result: CallToolResult) -> str:
+    """Return a result as text: its texts, a few words for all else; its structure without content."""
+    if not result.content and result.structured_content is not None:
+        return msgspec.json.encode(result.structured_content).decode()
+    return "\n".join(_text(block) for block in result.content)
+
+
+def _text(block: Any) -> str:
+    match block:
+        case TextContent(text=text):
+            return text
+        case EmbeddedResource(resource=TextResourceContents(text=text)):
+            return text
+        case ImageContent(mime_type=kind):
+            return f"[an image, {kind}]"
+        case AudioContent(mime_type=kind):
+            return f"[a recording, {kind}]"
+        case ResourceLink(uri=uri):
+            return f"[a resource, {uri}]"
+        case EmbeddedResource(resource=resource):
+            return f"[a resource, {resource.uri}]"
+        case _:
+            return "[content of an unknown kind]"
+
+
+class _Sieve:
+    """The SDK's transport, with lists of usable tools only: the SDK refuses a page for a single bad one."""
+
+    def __init__(self, inner: AbstractAsyncContextManager[Any], label: str) -> None:
+        self._inner = inner
+        self._label = label
+
+    async def __aenter__(self) -> tuple[Any, Any]:
+        read, write = await self._inner.__aenter__()
+        return _Sieved(read, self._label), write
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._inner.__aexit__(kind, error, trace)
+
+
+class _Sieved:
+    """What comes from a server, as the SDK reads it."""
+
+    def __init__(self, inner: Any, label: str) -> None:
+        self._inner = inner
+        self._label = label
+
+    @property
+    def last_context(self) -> Any:
+        return self._inner.last_context
+
+    async def receive(self) -> Any:
+        return self._sieved(await self._inner.receive())
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._sieved(await self._inner.__anext__())
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        done: bool | None = await self._inner.__aexit__(kind, error, trace)
+        return done
+
+    def _sieved(self, item: Any) -> Any:
+        if not isinstance(item, SessionMessage) or not isinstance(item.message, JSONRPCResponse):
+            return item
+        tools = item.message.result.get("tools")
+        if isinstance(tools, list):
+            item.message.result["tools"] = [kept for tool in tools if (kept := self._kept(tool)) is not None]
+        return item
+
+    def _kept(self, tool: Any) -> dict[str, Any] | None:
+        known = read_tool(tool)
+        if isinstance(known, str):
+            name = tool.get("name") if isinstance(tool, dict) else None
+            log.warning(
+                "a tool of an MCP server is left out",
+                extra={"server": self._label, "tool": str(name)[:128], "reason": known},
+            )
+            return None
+        kept = {
+            "name": known["name"],
+            "inputSchema": known["input_schema"],
+            "annotations": {"readOnlyHint": known["annotations"]["read_only"]},
+        }
+        return kept if known["description"] is None else {**kept, "description": known["description"]}
