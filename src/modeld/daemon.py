@@ -29,22 +29,35 @@ from modeld.clock import Clock, SystemClock
 from modeld.config import paths
 from modeld.config.diff import Wanted
 from modeld.config.schema import Config
+from modeld.config.values import NEVER
 from modeld.control import Control, media_limits, restored, specs_of, starting_models
 from modeld.engines.place import Place
 from modeld.errors import ConfigError, ModeldError, StartupError
+from modeld.gateway import routing
 from modeld.gateway.app import GatewayRunner, build_app
+from modeld.gateway.egress import Egress, Policy
 from modeld.gateway.settings import GatewaySettings, MediaSettings
 from modeld.hardware import host
 from modeld.hardware.machine import Probe
 from modeld.hardware.probe import system_probe
+from modeld.ids import new_id
 from modeld.library.estimate import estimate_file
 from modeld.library.resolve import Resolver
+from modeld.responses.app import add_routes as add_responses
+from modeld.responses.background import Background
+from modeld.responses.context import Context
+from modeld.responses.mcp.servers import policy as mcp_policy
+from modeld.responses.mcp.session import McpLimits
+from modeld.responses.sealed import Seal
 from modeld.service.lock import instance_lock
 from modeld.service.notify import Notifier
 from modeld.service.signals import StopSignals, stop_signals
+from modeld.store.approvals import Approvals
+from modeld.store.conversations import Conversations
 from modeld.store.db import Database
 from modeld.store.effective import EffectiveConfig, StoredModel
 from modeld.store.footprints import Footprints
+from modeld.store.responses import Responses
 from modeld.supervisor import leftovers
 from modeld.supervisor.capabilities import Capabilities, override_from
 from modeld.supervisor.events import EventFeed
@@ -126,6 +139,7 @@ async def run(
         gateway = build_app(pool, _gateway_settings(config), metrics, clock)
         metrics.watch_devices(lambda: _device_samples(pool))
         await stack.enter_async_context(pool)
+        await stack.enter_async_context(_responses(config, state, database, pool, gateway, clock))
         control = await stack.enter_async_context(
             Control(
                 pool,
@@ -307,6 +321,41 @@ def _gateway_settings(config: Config) -> GatewaySettings:
             fetch_hosts=config.media.fetch_hosts,
         ),
     )
+
+
+@asynccontextmanager
+async def _responses(
+    config: Config, state: Path, database: Database, pool: Pool, gateway: web.Application, clock: Clock
+) -> AsyncIterator[None]:
+    """Add the Responses API to the gateway; what runs in the background ends with the block."""
+    seal = Seal(state / "seal.key")
+    seal.check()
+    life = new_id("life_")
+    media = config.media
+    servers = mcp_policy(config.mcp.allowed_hosts, require_https=config.mcp.require_https)
+    context = Context(
+        pool=pool,
+        settings=gateway[routing.KEY].settings,
+        responses=Responses(database, life),
+        conversations=Conversations(database),
+        approvals=Approvals(database),
+        seal=seal,
+        pictures=Egress(Policy(media.fetch, media.fetch_hosts)),
+        mcp=Egress(servers),
+        mcp_policy=servers,
+        mcp_limits=McpLimits(
+            list_s=config.mcp.list_timeout,
+            call_s=config.mcp.call_timeout,
+            result_bytes=config.mcp.result_bytes,
+        ),
+        clock=clock,
+        keep_s=None if config.responses.keep == NEVER else config.responses.keep,
+        replay_s=config.responses.replay,
+        most_background=config.responses.background,
+    )
+    async with Background(context) as background:
+        add_responses(gateway, context, background)
+        yield
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ PREFIXES = {
 _WITH_STATUS = ("message", "function_call", "function_call_output")
 
 
-def kept(raw: str | list[Item], new_id: Callable[[str], str]) -> list[Item]:
+def kept(raw: str | list[Item], new_id: Callable[[str], str], param: str = "input") -> list[Item]:
     """Return the items of a request's input as they are kept. Raises BadRequest naming `input[i]`.
 
     Text is one message of the user's. A reference is left as its type and the id it names. Any id of up to
@@ -39,7 +39,7 @@ def kept(raw: str | list[Item], new_id: Callable[[str], str]) -> list[Item]:
     """
     if isinstance(raw, str):
         raw = [{"type": "message", "role": "user", "content": raw}]
-    return [_kept(given, f"input[{at}]", new_id) for at, given in enumerate(raw)]
+    return [_kept(given, f"{param}[{at}]", new_id) for at, given in enumerate(raw)]
 
 
 def _kept(given: Item, where: str, new_id: Callable[[str], str]) -> Item:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from modeld.gateway.decoding import check_free, decode, invalid, missing, unsupported
 from modeld.gateway.families.chat.tools import NAME
 from modeld.gateway.sampling import Count, Penalty, Share
 from modeld.protocol.tasks import ChatTask, FunctionTool, Message, Sampling, TextFormat, ToolChoice
 from modeld.responses.items import Response
+from modeld.responses.mcp.servers import public
 
 HOSTED = frozenset(
     {
@@ -25,12 +26,16 @@ HOSTED = frozenset(
         "local_shell",
         "shell",
         "apply_patch",
-        "custom",
+        "tool_search",
     }
 )
-"""Tools that OpenAI runs itself; some with a date behind their name."""
+"""Tools that OpenAI hosts or that only its models know; some with a date behind their name."""
 
 Label: TypeAlias = Annotated[str, Meta(max_length=512)]
+
+
+Metadata: TypeAlias = Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16)]
+"""OpenAI's bounds: 16 pairs, keys of 64 and values of 512 characters."""
 
 
 class _TextFormat(msgspec.Struct, tag_field="type", tag="text"):
@@ -63,15 +68,22 @@ class _StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
+class _BackgroundOptions(msgspec.Struct):
+    completion_window: Literal["soonest", "2h", "8h"] | None = None
+
+
 class _Conversation(msgspec.Struct):
     id: str
 
 
 class ResponseRequest(msgspec.Struct, kw_only=True):
-    """A body as OpenAI's SDKs send it. Unknown fields are ignored, null is absent."""
+    """A body as OpenAI's SDKs send it. Unknown fields are ignored, null is absent.
+
+    `generate` false, on a socket, asks for everything but an answer.
+    """
 
     model: Annotated[str, Meta(min_length=1)]
-    input: str | list[dict[str, Any]] = []
+    input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -82,7 +94,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     include: list[str] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
-    metadata: Annotated[dict[Annotated[str, Meta(max_length=64)], Label], Meta(max_length=16)] | None = None
+    metadata: Metadata | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
@@ -99,6 +111,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     prompt: Any = None
+    background_options: _BackgroundOptions | None = None
+    generate: bool | None = None
     keep_alive: float | str | None = None
 
 
@@ -110,6 +124,20 @@ def read(raw: bytes | bytearray) -> ResponseRequest:
     return decode(_DECODER, raw)
 
 
+def check(request: ResponseRequest) -> None:
+    """Refuse what does not fit together, or is not there. Raises BadRequest with `param`."""
+    for at, name in enumerate(request.include or ()):
+        if name not in INCLUDES:
+            raise invalid(f"include[{at}]", f"there is no {name[:60]!r} to include")
+    if request.prompt is not None:
+        raise unsupported("prompt", "there are no stored prompts here; send instructions and input")
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise invalid("previous_response_id", "a response continues another one or a conversation, not both")
+    window = request.background_options.completion_window if request.background_options else None
+    if window in ("2h", "8h") and request.stream:
+        raise invalid("stream", f"a response with the completion_window {window} is not streamed; poll it")
+
+
 class _Function(msgspec.Struct, tag_field="type", tag="function"):
     name: str
     description: str | None = None
@@ -117,15 +145,22 @@ class _Function(msgspec.Struct, tag_field="type", tag="function"):
     strict: bool | None = None
 
 
-def tools(bodies: list[dict[str, Any]]) -> tuple[FunctionTool, ...]:
-    """Return the function tools of a request. Raises BadRequest, naming the hosted ones."""
+def functions(bodies: list[dict[str, Any]]) -> tuple[FunctionTool, ...]:
+    """Return the function tools of a request; those of the type mcp are read elsewhere.
+
+    Raises BadRequest, naming the hosted ones.
+    """
     found: dict[str, FunctionTool] = {}
     for at, body in enumerate(bodies):
         where = f"tools[{at}]"
         kind = str(body.get("type"))
+        if kind == "mcp":
+            continue
         if kind != "function":
             if kind in HOSTED or kind.startswith(("web_search", "computer")):
                 raise unsupported(f"{where}.type", f"{kind} is a tool that OpenAI hosts; send a function")
+            if kind == "custom":
+                raise unsupported(f"{where}.type", "custom: calls of tools are JSON here; send a function")
             raise invalid(f"{where}.type", f"there is no tool {kind[:60]!r} here")
         try:
             tool = msgspec.convert(body, _Function)
@@ -144,16 +179,19 @@ def tools(bodies: list[dict[str, Any]]) -> tuple[FunctionTool, ...]:
 
 
 def choice(
-    wanted: str | dict[str, Any] | None, known: tuple[FunctionTool, ...]
+    wanted: str | dict[str, Any] | None, known: tuple[FunctionTool, ...], *, remote: bool = False
 ) -> tuple[tuple[FunctionTool, ...], ToolChoice]:
-    """Return the tools that the model is shown and its choice among them. Raises BadRequest."""
+    """Return the functions that the model is shown and its choice among all tools. Raises BadRequest.
+
+    `remote`: there are tools of MCP servers besides.
+    """
     names = {tool.name for tool in known}
     if wanted is None or wanted == "auto":
         return known, ToolChoice()
     if wanted == "none":
         return known, ToolChoice(mode="none")
     if wanted == "required":
-        if not known:
+        if not known and not remote:
             raise invalid("tool_choice", "it asks for a tool call, but the request has no tools")
         return known, ToolChoice(mode="required")
     if isinstance(wanted, str):
@@ -170,6 +208,10 @@ def choice(
             raise invalid("tool_choice.tools", "it allows no tool")
         allowed = set()
         for at, tool in enumerate(listed):
+            if isinstance(tool, dict) and tool.get("type") == "mcp":
+                raise unsupported(
+                    f"tool_choice.tools[{at}]", "use the mcp tool's own allowed_tools for an MCP server"
+                )
             name = tool.get("name") if isinstance(tool, dict) else None
             _named(name, names, f"tool_choice.tools[{at}].name")
             allowed.add(name)
@@ -221,18 +263,14 @@ INCLUDES = frozenset(
 """What `include` may name; of tools that are not there, nothing is included."""
 
 
-def to_task(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatTask:
-    """Return the task of a request whose turns are known. Raises BadRequest with `param`."""
-    for at, name in enumerate(request.include or ()):
-        if name not in INCLUDES:
-            raise invalid(f"include[{at}]", f"there is no {name[:60]!r} to include")
-    if request.prompt is not None:
-        raise unsupported("prompt", "there are no stored prompts here; send instructions and input")
-    if not messages:
-        raise missing("input", "there is nothing to answer")
-    shown, chosen = choice(request.tool_choice, tools(request.tools or []))
+def to_task(
+    request: ResponseRequest,
+    messages: tuple[Message, ...],
+    tools: tuple[FunctionTool, ...],
+    choice: ToolChoice,
+) -> ChatTask:
+    """Return the task of one turn: its messages, and the tools that the model is shown in it."""
     wants = LOGPROBS in (request.include or ()) or request.top_logprobs is not None
-    effort = request.reasoning.effort if request.reasoning is not None else None
     return ChatTask(
         messages=messages,
         sampling=Sampling(
@@ -242,12 +280,12 @@ def to_task(request: ResponseRequest, messages: tuple[Message, ...]) -> ChatTask
             presence_penalty=request.presence_penalty,
             frequency_penalty=request.frequency_penalty,
         ),
-        tools=shown,
-        tool_choice=chosen,
+        tools=tools,
+        tool_choice=choice if tools else ToolChoice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         format=text_format(request.text),
         top_logprobs=(request.top_logprobs or 0) if wants else None,
-        reasoning_effort=effort,
+        reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
     )
 
 
@@ -278,14 +316,14 @@ def response(request: ResponseRequest, id: str, created: int) -> Response:
         metadata=request.metadata or {},
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
-        conversation=None
+        conversation=UNSET
         if conversation is None
         else {"id": conversation if isinstance(conversation, str) else conversation.id},
         prompt_cache_key=request.prompt_cache_key,
         reasoning=reasoning,
         safety_identifier=request.safety_identifier,
         service_tier="auto" if request.service_tier in (None, "auto") else "default",
-        store=request.store is not False,
+        store=stored(request),
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         presence_penalty=request.presence_penalty or 0.0,
@@ -295,12 +333,17 @@ def response(request: ResponseRequest, id: str, created: int) -> Response:
         tools=[_echoed(tool) for tool in request.tools or ()],
         top_logprobs=request.top_logprobs or 0,
         truncation=request.truncation or "disabled",
-        user=request.user,
+        user=UNSET if request.user is None else request.user,
     )
 
 
+def stored(request: ResponseRequest) -> bool:
+    """Say whether a response is kept for long; one in the background is only when that is asked for."""
+    return bool(request.store) if request.background else request.store is not False
+
+
 def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as responses show it: a function with all its keys."""
-    if tool.get("type") != "function":
-        return tool
+    """Return a tool as responses show it: a function with all its keys, no secret of an MCP server."""
+    if tool.get("type") == "mcp":
+        return public(tool)
     return {"description": None, "parameters": None, "strict": None, **tool}

@@ -3,120 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from modeld.store import chains, conversations, garbage
 from modeld.store.chains import Item, Ref
 from modeld.store.db import Database, Row, Transaction
+from modeld.store.records import Done, Draft, History, Origin, Stored
 
-UNFINISHED = ("queued", "in_progress")
-"""The statuses of a response at work; all others are final."""
+__all__ = ["Done", "Draft", "History", "Item", "Origin", "Responses", "Stored"]
 
 GROWING = ("completed", "incomplete")
 """How a response must end for its items to go into its conversation."""
 
 _LIVE = "status IN ('queued', 'in_progress')"
-_ALIVE = f"({_LIVE} OR expires IS NULL OR expires > :now)"
+_THERE = f"({_LIVE} OR expires IS NULL OR expires > :now)"
 """A response at work does not expire."""
 
-_SHOWN = (
-    "body",
-    "id",
-    "status",
-    "created",
-    "expires",
-    "background",
-    "streamed",
-    "owner",
-    "log_expires",
-    "identity",
-)
+_SHOWN = "id, status, body, created, expires, background, streamed, owner, log_expires, identity"
+_WITH_RUN = "response LEFT JOIN run ON run.response = response.id"
 
 
-def _query(low: str, high: str) -> str:
+def _reading(low: str, high: str, shown: str = "status") -> str:
+    """Return the query for the items of a response from one of its places to before another."""
     return chains.reading(
-        f"""
-        SELECT chain, {low} AS low, {high} AS high, body, id, status, created, expires, background, streamed,
-          owner, log_expires, identity
-        FROM response LEFT JOIN run ON run.response = response.id
-        WHERE id = :id AND identity = :identity AND {_ALIVE}
-        """,
-        *_SHOWN,
+        f"SELECT chain, {low} AS low, {high} AS high, {_SHOWN} FROM {_WITH_RUN} "
+        f"WHERE id = :id AND identity = :identity AND {_THERE}",
+        shown,
     )
 
 
-_OUTPUT, _INPUTS, _HISTORY = _query("middle", "upto"), _query("start", "middle"), _query("0", "upto")
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """What a response goes on from: an earlier response, a conversation, or nothing."""
-
-    previous: str | None = None
-    conversation: str | None = None
-
-
-class Draft(msgspec.Struct, frozen=True):
-    """A response as it is queued.
-
-    `body`: its JSON, with output []. Times are seconds since the epoch; `expires` None: never. `inputs`: the
-    items it was asked with; `before`: all items before those, needed when what it goes on from is not stored.
-    """
-
-    id: str
-    identity: str
-    body: bytes
-    created: float
-    expires: float | None
-    inputs: tuple[Item, ...]
-    before: tuple[Item, ...]
-    origin: Origin
-    streamed: bool
-
-
-class Done(msgspec.Struct, frozen=True):
-    """A response at its end, else as a Draft.
-
-    `keep` False: only its conversation grows. `log`: the events that are not in the log yet, as (number,
-    data); they can be read until `log_expires` (None: as long as the response is there).
-    """
-
-    id: str
-    identity: str
-    status: str
-    body: bytes
-    created: float
-    expires: float | None
-    inputs: tuple[Item, ...]
-    outputs: tuple[Item, ...]
-    before: tuple[Item, ...]
-    origin: Origin
-    keep: bool = True
-    log: tuple[tuple[int, bytes], ...] = ()
-    log_expires: float | None = None
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """A response as it is stored. `owner`: the life of the daemon that works on it, None when it is over."""
-
-    id: str
-    status: str
-    body: bytes
-    output: tuple[Item, ...]
-    created: float
-    expires: float | None
-    background: bool
-    streamed: bool
-    owner: str | None
-    log_expires: float | None = None
-    identity: str = ""
-
-
-class History(msgspec.Struct, frozen=True):
-    """All items up to and with a response's output, and its status."""
-
-    items: tuple[Item, ...]
-    status: str
+_OUTPUT, _INPUTS, _HISTORY = (
+    _reading("middle", "upto", _SHOWN),
+    _reading("start", "middle"),
+    _reading("0", "upto"),
+)
 
 
 class Responses:
@@ -129,45 +51,21 @@ class Responses:
         self._db = db
         self._owner = owner
 
+    # --- written --------------------------------------------------------------------------------------------
+
     async def begin(self, draft: Draft) -> None:
         """Store a background response as queued, with its input, and note that this daemon works on it."""
         async with self._db.write() as transaction:
-            base = await self._base(transaction, draft)
-            after, start, middle = await _placed(transaction, base, draft)
-            await transaction.execute(
-                "INSERT INTO response (id, identity, status, body, created, expires, chain, start, middle, "
-                "upto, background, streamed, logged) VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, 1, ?, ?)",
-                (
-                    draft.id,
-                    draft.identity,
-                    draft.body,
-                    draft.created,
-                    draft.expires,
-                    after.chain,
-                    start,
-                    middle,
-                    after.upto,
-                    draft.streamed,
-                    draft.streamed,
-                ),
+            base = await _base(transaction, draft)
+            row = await _placed(transaction, draft, base, ())
+            await _insert(
+                transaction, draft, row, status="queued", background=True, streamed=draft.streamed
             )
+            chain = None if base is None else base.chain
             await transaction.execute(
                 "INSERT INTO run (response, owner, beat, conversation, base) VALUES (?, ?, ?, ?, ?)",
-                (
-                    draft.id,
-                    self._owner,
-                    self._db.clock.time(),
-                    draft.origin.conversation,
-                    base.chain if base else None,
-                ),
+                (draft.id, self._owner, self._db.clock.time(), draft.origin.conversation, chain),
             )
-
-    async def update(self, id: str, status: str, body: bytes) -> bool:
-        """Replace status and body of a response at work; False when it is over or gone."""
-        changed = await self._db.execute(
-            f"UPDATE response SET status = ?, body = ? WHERE id = ? AND {_LIVE}", (status, body, id)
-        )
-        return changed > 0
 
     async def finish(self, done: Done) -> bool:
         """Store a response's end, all of it or nothing.
@@ -180,78 +78,84 @@ class Responses:
                 "SELECT conversation, base FROM run WHERE response = ?", (done.id,)
             )
             rows = await transaction.fetch(
-                f"SELECT key, chain, start, upto, {_LIVE}, identity FROM response WHERE id = ?", (done.id,)
+                f"SELECT key, chain, start, upto, {_LIVE} FROM response WHERE id = ?", (done.id,)
             )
-            await transaction.execute("DELETE FROM run WHERE response = ?", (done.id,))
+            if runs:
+                await transaction.execute("DELETE FROM run WHERE response = ?", (done.id,))
             if not rows:
-                return not runs and await self._insert(transaction, done)
-            ((key, chain, start, upto, live, identity),) = rows
-            if not live or identity != done.identity:
+                return not runs and await _whole(transaction, done)
+            ((key, chain, start, upto, live),) = rows
+            if not live:
                 return False
             keys = await chains.stored(transaction, done.identity, done.outputs)
-            after = await chains.appended(transaction, Ref(chain, upto), keys)
+            end = await chains.appended(transaction, Ref(chain, upto), keys)
             conversation, base = runs[0] if runs else (None, None)
             if conversation is not None and done.status in GROWING:
-                before = Ref(base, start) if base is not None else None
-                await conversations.follow(transaction, done.identity, conversation, before, after, start)
+                await conversations.follow(
+                    transaction,
+                    done.identity,
+                    conversation,
+                    start,
+                    end,
+                    base=None if base is None else Ref(base, start),
+                )
             await transaction.execute(
                 "UPDATE response SET status = ?, body = ?, expires = ?, chain = ?, upto = ?, log_expires = ? "
                 "WHERE key = ?",
-                (done.status, done.body, done.expires, after.chain, after.upto, done.log_expires, key),
+                (done.status, done.body, done.expires, end.chain, end.upto, done.log_expires, key),
             )
-            await _logged(transaction, key, done.log)
+            await _log(transaction, key, done.log)
             if not done.keep:
-                await _forget(transaction, key)
+                await garbage.forget(transaction, key)
             return True
 
-    async def _insert(self, transaction: Transaction, done: Done) -> bool:
-        """Store a response that was never begun."""
-        conversation = done.origin.conversation if done.status in GROWING else None
-        if not done.keep:
-            if conversation is not None:
-                keys = await chains.stored(transaction, done.identity, (*done.inputs, *done.outputs))
-                await conversations.grow(transaction, done.identity, conversation, keys)
-            return True
-        base = await self._base(transaction, done)
-        after, start, middle = await _placed(transaction, base, done, done.outputs)
-        if conversation is not None:
-            await conversations.follow(transaction, done.identity, conversation, base, after, start)
-        await transaction.execute(
-            "INSERT INTO response (id, identity, status, body, created, expires, chain, start, middle, upto, "
-            "background, streamed, logged, log_expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
-            (
-                done.id,
-                done.identity,
-                done.status,
-                done.body,
-                done.created,
-                done.expires,
-                after.chain,
-                start,
-                middle,
-                after.upto,
-                bool(done.log),
-                bool(done.log),
-                done.log_expires,
-            ),
-        )
-        ((key,),) = await transaction.fetch("SELECT last_insert_rowid()")
-        await _logged(transaction, key, done.log)
-        return True
+    async def log(self, id: str, events: Sequence[tuple[int, bytes]]) -> None:
+        """Add events (number, data) to the log of a response at work; nothing happens once it is over or gone.
 
-    async def _base(self, transaction: Transaction, new: Draft | Done) -> Ref | None:
-        """Return where the items stand that a new response goes on from, None when they are not stored."""
-        if new.origin.previous is not None:
+        An event that is there already stays as it is.
+        """
+        async with self._db.write() as transaction:
+            rows = await transaction.fetch(f"SELECT key FROM response WHERE id = ? AND {_LIVE}", (id,))
+            for (key,) in rows:
+                await _log(transaction, key, events)
+
+    async def beat(self, ids: Iterable[str], now: float) -> None:
+        """Note that this daemon still works on these responses."""
+        async with self._db.write() as transaction:
+            await transaction.execute_many(
+                "UPDATE run SET beat = ? WHERE response = ? AND owner = ?",
+                [(now, id, self._owner) for id in ids],
+            )
+
+    async def delete(self, identity: str, id: str) -> bool:
+        """Delete a response, its log, and those of its items that nothing else holds; False if unknown.
+
+        One at work is deleted too: its end will not be stored.
+        """
+        async with self._db.write() as transaction:
             rows = await transaction.fetch(
-                f"SELECT chain, upto FROM response WHERE id = ? AND identity = ? AND NOT {_LIVE}",
-                (new.origin.previous, new.identity),
+                f"SELECT key FROM response WHERE id = :id AND identity = :identity AND {_THERE}",
+                {"id": id, "identity": identity, "now": self._db.clock.time()},
             )
-            return Ref(*rows[0]) if rows else None
-        if new.origin.conversation is not None:
-            return await conversations.standing(
-                transaction, new.identity, new.origin.conversation, new.before
-            )
-        return None
+            for (key,) in rows:
+                await garbage.forget(transaction, key)
+        if rows:
+            await garbage.clear(self._db)
+        return bool(rows)
+
+    async def sweep(self, now: float) -> int:
+        """Clear away what has expired by `now`, and what nothing holds; return how many responses went.
+
+        In many small transactions: others write in between.
+        """
+        gone = await garbage.expire(self._db, now)
+        await self._db.execute(
+            "DELETE FROM run WHERE owner <> ? AND response NOT IN (SELECT id FROM response)", (self._owner,)
+        )
+        await garbage.clear(self._db)
+        return gone
+
+    # --- read -----------------------------------------------------------------------------------------------
 
     async def get(self, identity: str, id: str) -> Stored | None:
         """Return a response with its output, None when it is unknown, deleted, expired or another's."""
@@ -269,15 +173,12 @@ class Responses:
         One that is not over has no output yet; its status says so.
         """
         found = await self._read(_HISTORY, identity, id)
-        return None if found is None else History(found[1], found[0][2])
-
-    async def _read(self, query: str, identity: str, id: str) -> tuple[Row, tuple[Item, ...]] | None:
-        now = self._db.clock.time()
-        return chains.decoded(await self._db.fetch(query, {"id": id, "identity": identity, "now": now}))
+        return None if found is None else History(found[1], found[0][0])
 
     async def find_items(self, identity: str, ids: Iterable[str]) -> dict[str, Item]:
         """Return the stored items with these ids, of responses and conversations; the newest of each id."""
         wanted = msgspec.json.encode(list(ids)).decode()
+        # With max(), SQLite gives the other columns of the row that has it.
         rows = await self._db.fetch(
             "SELECT id, data, max(key) FROM item WHERE id IN (SELECT value FROM json_each(?)) "
             "AND identity = ? GROUP BY id",
@@ -285,70 +186,12 @@ class Responses:
         )
         return {id: msgspec.json.decode(data) for id, data, _ in rows}
 
-    async def delete(self, identity: str, id: str) -> bool:
-        """Delete a response, its log, and those of its items that nothing else holds; False if unknown.
-
-        One at work is deleted too: its end will not be stored.
-        """
-        async with self._db.write() as transaction:
-            rows = await transaction.fetch(
-                f"SELECT key FROM response WHERE id = :id AND identity = :identity AND {_ALIVE}",
-                {"id": id, "identity": identity, "now": self._db.clock.time()},
-            )
-            for (key,) in rows:
-                await _forget(transaction, key)
-        if rows:
-            await garbage.clear(self._db)
-        return bool(rows)
-
-    async def sweep(self, now: float) -> int:
-        """Clear away what has expired by `now`, and all that nothing holds; return how many responses went.
-
-        In many small transactions: others write in between.
-        """
-        gone = 0
-        while rows := await self._db.fetch(
-            f"SELECT key FROM response WHERE expires <= ? AND NOT {_LIVE} LIMIT ?", (now, garbage.BATCH // 10)
-        ):
-            async with self._db.write() as transaction:
-                for (key,) in rows:
-                    gone += await _forget(transaction, key)
-        while rows := await self._db.fetch(
-            "SELECT key FROM response WHERE logged AND log_expires <= ? LIMIT ?", (now, garbage.BATCH // 10)
-        ):
-            async with self._db.write() as transaction:
-                for (key,) in rows:
-                    await garbage.let_go(transaction, "log", key)
-                    await transaction.execute("UPDATE response SET logged = 0 WHERE key = ?", (key,))
-        await self._db.execute(
-            "DELETE FROM run WHERE owner <> ? AND response NOT IN (SELECT id FROM response)", (self._owner,)
-        )
-        await garbage.clear(self._db)
-        return gone
-
     async def abandoned(self) -> list[Stored]:
-        """Return the responses that are at work for nobody: an earlier life of the daemon began them."""
+        """Return the responses that nobody works on: an earlier life of the daemon began them."""
         rows = await self._db.fetch(
-            f"SELECT {', '.join(_SHOWN)} FROM response LEFT JOIN run ON run.response = response.id "
-            f"WHERE {_LIVE} AND owner IS NOT ?",
-            (self._owner,),
+            f"SELECT {_SHOWN} FROM {_WITH_RUN} WHERE {_LIVE} AND owner IS NOT ?", (self._owner,)
         )
         return [_stored(row, ()) for row in rows]
-
-    async def beat(self, ids: Iterable[str], now: float) -> None:
-        """Note that this daemon still works on these responses."""
-        async with self._db.write() as transaction:
-            await transaction.execute_many(
-                "UPDATE run SET beat = ? WHERE response = ? AND owner = ?",
-                [(now, id, self._owner) for id in ids],
-            )
-
-    async def log(self, id: str, events: Sequence[tuple[int, bytes]]) -> None:
-        """Add events to the log of a response at work; nothing happens when it is over or gone."""
-        async with self._db.write() as transaction:
-            rows = await transaction.fetch(f"SELECT key FROM response WHERE id = ? AND {_LIVE}", (id,))
-            for (key,) in rows:
-                await _logged(transaction, key, events)
 
     async def replay(self, id: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         """Return at most `limit` logged events with numbers over `after`, in order; [] without a log."""
@@ -359,49 +202,108 @@ class Responses:
             (id, self._db.clock.time(), after, limit),
         )
 
+    async def last_logged(self, id: str) -> int:
+        """Return the number of the last logged event, -1 without a log."""
+        ((number,),) = await self._db.fetch(
+            "SELECT coalesce(max(number), -1) FROM log WHERE response = "
+            "(SELECT key FROM response WHERE id = ?)",
+            (id,),
+        )
+        return int(number)
 
-def _stored(row: Row, output: tuple[Item, ...]) -> Stored:
-    body, id, status, created, expires, background, streamed, owner, log_expires, identity = row
-    return Stored(
-        id,
-        status,
-        body,
-        output,
-        created,
-        expires,
-        bool(background),
-        bool(streamed),
-        owner,
-        log_expires,
-        identity,
-    )
+    async def _read(self, query: str, identity: str, id: str) -> tuple[Row, tuple[Item, ...]] | None:
+        now = self._db.clock.time()
+        return chains.decoded(await self._db.fetch(query, {"id": id, "identity": identity, "now": now}))
+
+
+def _stored(row: Sequence[Any], output: tuple[Item, ...]) -> Stored:
+    id, status, body, created, expires, background, streamed, *rest = row
+    return Stored(id, status, body, output, created, expires, bool(background), bool(streamed), *rest)
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """Where a response's items are."""
+
+    chain: int
+    start: int
+    middle: int
+    upto: int
+
+
+async def _base(transaction: Transaction, new: Draft | Done) -> Ref | None:
+    """Return where the items end that a new response goes on from, None when they are not stored."""
+    origin = new.origin
+    if origin.previous is not None:
+        rows = await transaction.fetch(
+            f"SELECT chain, upto FROM response WHERE id = ? AND identity = ? AND NOT {_LIVE}",
+            (origin.previous, new.identity),
+        )
+        return Ref(*rows[0]) if rows else None
+    if origin.conversation is not None:
+        return await conversations.standing(transaction, new.identity, origin.conversation, new.before)
+    return None
 
 
 async def _placed(
-    transaction: Transaction, base: Ref | None, new: Draft | Done, outputs: Sequence[Item] = ()
-) -> tuple[Ref, int, int]:
-    """Put a new response's items behind its base; return where they end, and the places start and middle."""
+    transaction: Transaction, new: Draft | Done, base: Ref | None, outputs: Sequence[Item]
+) -> _Row:
+    """Put a new response's items behind its base."""
     if base is None and new.before:
-        keys = await chains.stored(transaction, new.identity, new.before, known=True)
-        base = await chains.appended(transaction, None, keys)
+        before = await chains.stored(transaction, new.identity, new.before, known=True)
+        base = await chains.appended(transaction, None, before)
     start = 0 if base is None else base.upto
     keys = await chains.stored(transaction, new.identity, new.inputs, known=True)
     keys += await chains.stored(transaction, new.identity, outputs)
-    after = await chains.appended(transaction, base, keys)
-    return after, start, start + len(new.inputs)
+    end = await chains.appended(transaction, base, keys)
+    return _Row(end.chain, start, start + len(new.inputs), end.upto)
 
 
-async def _logged(transaction: Transaction, key: int, events: Sequence[tuple[int, bytes]]) -> None:
+async def _whole(transaction: Transaction, done: Done) -> bool:
+    """Store a response that was never begun."""
+    conversation = done.origin.conversation if done.status in GROWING else None
+    if not done.keep:
+        if conversation is not None:
+            keys = await chains.stored(transaction, done.identity, (*done.inputs, *done.outputs))
+            await conversations.grow(transaction, done.identity, conversation, keys)
+        return True
+    base = await _base(transaction, done)
+    row = await _placed(transaction, done, base, done.outputs)
+    if conversation is not None:
+        end = Ref(row.chain, row.upto)
+        await conversations.follow(transaction, done.identity, conversation, row.start, end, base=base)
+    key = await _insert(
+        transaction, done, row, status=done.status, streamed=bool(done.log), log_expires=done.log_expires
+    )
+    await _log(transaction, key, done.log)
+    return True
+
+
+async def _insert(
+    transaction: Transaction,
+    new: Draft | Done,
+    row: _Row,
+    *,
+    status: str,
+    streamed: bool,
+    background: bool = False,
+    log_expires: float | None = None,
+) -> int:
+    """Add the row of a response; returns its key."""
+    await transaction.execute(
+        "INSERT INTO response (id, identity, status, body, created, expires, chain, start, middle, upto, "
+        "background, streamed, logged, log_expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            *(new.id, new.identity, status, new.body, new.created, new.expires),
+            *(row.chain, row.start, row.middle, row.upto),
+            *(background, streamed, streamed, log_expires),
+        ),
+    )
+    ((key,),) = await transaction.fetch("SELECT last_insert_rowid()")
+    return int(key)
+
+
+async def _log(transaction: Transaction, key: int, events: Sequence[tuple[int, bytes]]) -> None:
     await transaction.execute_many(
         "INSERT OR IGNORE INTO log (response, number, data) VALUES (?, ?, ?)",
         [(key, number, data) for number, data in events],
     )
-
-
-async def _forget(transaction: Transaction, key: int) -> int:
-    """Remove a response's row and let go of what it held. A run row stays: its end is not to be stored."""
-    ((chain, logged),) = await transaction.fetch("SELECT chain, logged FROM response WHERE key = ?", (key,))
-    await garbage.let_go(transaction, "chain", chain)
-    if logged:
-        await garbage.let_go(transaction, "log", key)
-    return await transaction.execute("DELETE FROM response WHERE key = ?", (key,))

@@ -59,10 +59,21 @@ class Album:
         return ImagePart(url=f"data:image/{picture.format};base64,{payload}")
 
 
-async def fetched(task: ChatTask, egress: Egress, media: MediaSettings, room: int) -> ChatTask:
+def _chat_param(message: int, part: int) -> str:
+    return f"messages[{message}].content[{part}].image_url.url"
+
+
+async def fetched(
+    task: ChatTask,
+    egress: Egress,
+    media: MediaSettings,
+    room: int,
+    param: Callable[[int, int], str] = _chat_param,
+) -> ChatTask:
     """Return the task with every picture in it: those that are named by an http URL are fetched at once.
 
-    `room`: bytes that the fetched pictures may add to the task, coded as they will be. Raises BadRequest.
+    `room`: bytes that the fetched pictures may add to the task, coded as they will be. `param` names the
+    picture of a message and a part to the caller. Raises BadRequest.
     """
     wanted = [
         (at, place, part.url)
@@ -78,7 +89,7 @@ async def fetched(task: ChatTask, egress: Egress, media: MediaSettings, room: in
         async with asyncio.TaskGroup() as group:
             tasks = {
                 (at, place): group.create_task(
-                    _one(url, f"messages[{at}].content[{place}].image_url.url", egress, media, budget)
+                    _one(url, param(at, place), egress, media, budget)
                 )
                 for at, place, url in wanted
             }

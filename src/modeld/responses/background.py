@@ -1,0 +1,386 @@
+"""Runs that no connection waits for: they go on when their caller leaves, and end in the store.
+
+A run is there before its caller hears of it: its row is written first, and a heartbeat as long as it
+lives. What a run of an earlier life of the daemon left unfinished is reported failed, at the start and by
+whoever reads it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+
+from modeld.errors import Overloaded, StoreFailed
+from modeld.gateway.encoding import dumps
+from modeld.gateway.sse import escape_separators
+from modeld.ids import Identity
+from modeld.responses.context import Context
+from modeld.responses.engine import Run
+from modeld.responses.events import TERMINAL, StreamEvent, payload
+from modeld.responses.history import UNFINISHED
+from modeld.responses.items import Response
+from modeld.responses.outlets import body, done
+from modeld.responses.prepare import Prepared
+from modeld.store.responses import Done, Draft, Origin, Stored
+from modeld.supervisor.admission import Priority
+
+_log = logging.getLogger("modeld.responses")
+
+BEAT_S = 5.0
+"""Seconds between heartbeats."""
+
+SWEEP_S = 60.0
+"""Seconds between two looks for what has expired."""
+
+AT_ONCE = 16
+"""Runs of one model that ask for it at the same time; the others wait here and not in the model's queue,
+which refuses what is over its length.
+"""
+
+PATIENCE_S = 60.0
+"""Seconds for which a run that is over is tried to be stored as it ended; after that it has failed."""
+
+RETRY_S = 1.0
+"""Seconds between two of these tries."""
+
+PAGE = 256
+"""Events that are read from the log at a time."""
+
+ORPHANED = "modeld was stopped or killed before this response was complete"
+UNSTORED = "modeld could not store this response"
+
+LAST_WRITES_S = 5.0
+"""Seconds that runs get to be stored as failed when the daemon stops."""
+
+Why = Literal["cancelled", "deleted", "stopped"]
+
+
+class _Log:
+    """The outlet of a run in the background: a log in the store, where the caller asked for a stream."""
+
+    started = True
+
+    def __init__(self, owner: Background, prepared: Prepared, streamed: bool) -> None:
+        self.streamed = streamed
+        self.ending = False
+        """The response is over, and on its way into the store."""
+
+        self.stored = False
+
+        self.grown = asyncio.Event()
+        """Set when there is more to read; another one takes its place then."""
+
+        self._owner = owner
+        self._prepared = prepared
+        self._unwritten: list[tuple[int, bytes]] = []  # what a failed write has left: no number is skipped
+
+    async def send(self, events: Sequence[StreamEvent]) -> None:
+        """Write events to the log. The last one is written when the response is, not here."""
+        if self.streamed:
+            self._unwritten += [
+                (event.sequence_number, payload(event)) for event in events if not isinstance(event, TERMINAL)
+            ]
+            if self._unwritten:
+                await self._owner.context.responses.log(self._prepared.response.id, self._unwritten)
+                self._unwritten = []
+                self.tell()
+
+    async def idle(self) -> None:
+        """Nobody needs a sign of life: the heartbeat is one."""
+
+    async def keep(self, response: Response, terminal: StreamEvent) -> None:
+        """Store the response and the last event together. Tries for a while; raises StoreFailed then."""
+        self.ending = True
+        context, prepared = self._owner.context, self._prepared
+        log = (*self._unwritten, (terminal.sequence_number, payload(terminal))) if self.streamed else ()
+        entry = msgspec.structs.replace(
+            done(context, prepared, response),
+            log=log,
+            log_expires=context.clock.time() + context.replay_s if log else None,
+        )
+        until = context.clock.monotonic() + PATIENCE_S
+        while True:
+            try:
+                await context.responses.finish(entry)
+                self.stored = True
+                return
+            except StoreFailed as failure:
+                if context.clock.monotonic() >= until or self._owner.stopping:
+                    raise
+                _log.warning("a response waits to be stored: %s", failure, extra={"response": response.id})
+            await asyncio.sleep(RETRY_S)
+
+    def tell(self) -> None:
+        """Wake who waits for more."""
+        grown, self.grown = self.grown, asyncio.Event()
+        grown.set()
+
+
+class _Record:
+    """One run and its task."""
+
+    def __init__(self, run: Run, outlet: _Log) -> None:
+        self.run = run
+        self.outlet = outlet
+        self.why: Why | None = None
+        self.over = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Background:
+    """All runs of this life of the daemon; a context manager that ends them."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.stopping = False
+        self._records: dict[str, _Record] = {}
+        self._owed: dict[str, Done] = {}
+        self._gates: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+        self._group = asyncio.TaskGroup()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Background:
+        """Begin the heartbeat, which first reports failed what an earlier life left."""
+        await self._group.__aenter__()
+        self._keeper = self._group.create_task(self._upkeep())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End what is still running as failed, and store that."""
+        self.stopping = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for record in self._records.values():
+            self._end(record, "stopped")
+        tasks = [record.task for record in self._records.values() if record.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=LAST_WRITES_S)
+            for task in late:
+                task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    @property
+    def unfinished(self) -> int:
+        """How many runs are not over."""
+        return len(self._records)
+
+    async def submit(self, prepared: Prepared, *, streamed: bool) -> Response:
+        """Begin a run, and return its response as it is then: queued.
+
+        It is stored when this returns, and goes on whatever becomes of the caller. Raises Overloaded and
+        StoreFailed.
+        """
+        if len(self._records) >= self.context.most_background:
+            raise Overloaded(
+                f"{len(self._records)} background responses are unfinished, the limit is "
+                f"{self.context.most_background} (responses.background in the configuration)",
+                code="too_many_background_responses",
+            )
+        outlet = _Log(self, prepared, streamed)
+        run = Run(self.context, prepared, outlet, Priority.BACKGROUND, queued=True)
+        record = self._records[prepared.response.id] = _Record(run, outlet)
+        accepted: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        record.task = self._group.create_task(self._live(record, accepted, streamed))
+        accepted.add_done_callback(lambda future: future.cancelled() or future.exception())
+        return await asyncio.shield(accepted)
+
+    def live(self, identity: Identity, id: str) -> Response | None:
+        """Return an unfinished response as it is at this moment; None when it is over, or somebody else's.
+
+        It is not over before it is stored.
+        """
+        record = self._records.get(id)
+        if record is None or record.run.prepared.identity != identity:
+            return None
+        response = record.run.response
+        if not record.outlet.ending:
+            return response
+        return msgspec.structs.replace(
+            response,
+            status="in_progress",
+            completed_at=None,
+            error=None,
+            incomplete_details=None,
+        )
+
+    async def cancel(self, identity: Identity, id: str, why: Why = "cancelled") -> bool:
+        """End a run, and return when that is stored; False when there is no unfinished one of that id.
+
+        The first reason given stands; a run that is over already stays as it ended.
+        """
+        record = self._records.get(id)
+        if record is None or record.run.prepared.identity != identity:
+            return False
+        self._end(record, why)
+        await record.over.wait()
+        return True
+
+    async def get(self, identity: Identity, id: str) -> Stored | None:
+        """Return a stored response that is over: one that was left unfinished is reported failed by this."""
+        stored = await self.context.responses.get(identity, id)
+        if stored is not None and stored.status in UNFINISHED and id not in self._records:
+            await self._bury(stored)
+            stored = await self.context.responses.get(identity, id)
+        return stored
+
+    async def follow(self, id: str, after: int, interval: float) -> AsyncIterator[list[bytes]]:
+        """Give the events of a streamed run that are numbered over `after`, as they come, until its last one.
+
+        An empty list says that nothing came for `interval` seconds. Only what is stored is given.
+        """
+        while True:
+            record = self._records.get(id)
+            grown = record.outlet.grown if record is not None else None
+            rows = await self.context.responses.replay(id, after, PAGE)
+            if rows:
+                after = rows[-1][0]
+                yield [data for _, data in rows]
+            elif grown is None:
+                return
+            else:
+                try:
+                    async with asyncio.timeout(interval):
+                        await grown.wait()
+                except TimeoutError:
+                    yield []
+
+    # --- one run --------------------------------------------------------------------------------------------
+
+    def _end(self, record: _Record, why: Why) -> None:
+        if record.why is None and not record.outlet.ending and record.task is not None:
+            record.why = why
+            record.task.cancel()
+
+    async def _live(self, record: _Record, accepted: asyncio.Future[Response], streamed: bool) -> None:
+        run, outlet = record.run, record.outlet
+        try:
+            try:
+                await self._begin(record, streamed)
+            except Exception as error:
+                accepted.set_exception(error)
+                return
+            accepted.set_result(msgspec.structs.replace(run.response))
+            try:
+                async with self._gates[run.prepared.model.name]:
+                    await run.go()
+            except asyncio.CancelledError:
+                await self._cut(record)
+            except Exception as error:
+                _log.error("a response's end failed", exc_info=error, extra={"response": run.response.id})
+            if not outlet.stored:
+                self._owe(record)
+        finally:
+            if not accepted.done():
+                accepted.cancel()
+            self._records.pop(run.response.id, None)
+            record.over.set()
+            outlet.tell()
+
+    async def _begin(self, record: _Record, streamed: bool) -> None:
+        run, prepared = record.run, record.run.prepared
+        first = run.translator.begin(queued=True)
+        await self.context.responses.begin(
+            Draft(
+                id=run.response.id,
+                identity=prepared.identity,
+                body=body(run.response),
+                created=prepared.created,
+                expires=self.context.expires(prepared.created, store=run.response.store),
+                inputs=prepared.given,
+                before=prepared.before,
+                origin=prepared.origin,
+                streamed=streamed,
+            )
+        )
+        await record.outlet.send(first)
+
+    async def _cut(self, record: _Record) -> None:
+        """End a run that was cancelled from outside."""
+        run, outlet = record.run, record.outlet
+        now = int(self.context.clock.time())
+        if record.why in ("cancelled", "deleted"):
+            *closing, terminal = run.translator.cancel(now)
+        else:
+            *closing, terminal = run.translator.fail("server_error", ORPHANED, now)
+        if record.why == "deleted":
+            outlet.stored = True  # nothing of it is to be stored
+            return
+        try:
+            await outlet.send(closing)
+            await outlet.keep(run.response, terminal)
+        except StoreFailed as failure:
+            _log.error(
+                "the end of a response is not stored: %s", failure, extra={"response": run.response.id}
+            )
+
+    def _owe(self, record: _Record) -> None:
+        """Remember an end that could not be stored: it is tried again with every heartbeat."""
+        run = record.run
+        if run.response.status not in ("failed", "cancelled"):
+            run.translator.fail("server_error", UNSTORED, int(self.context.clock.time()))
+        self._owed[run.response.id] = done(self.context, run.prepared, run.response)
+
+    # --- upkeep ---------------------------------------------------------------------------------------------
+
+    async def _upkeep(self) -> None:
+        """Write heartbeats, store what is owed, report orphans, and clear away what has expired."""
+        swept = -SWEEP_S
+        clock = self.context.clock
+        orphans = True
+        while True:
+            try:
+                if orphans:
+                    for stored in await self.context.responses.abandoned():
+                        await self._bury(stored)
+                    orphans = False
+                await self._pay()
+                if self._records:
+                    await self.context.responses.beat(list(self._records), clock.time())
+                if clock.monotonic() - swept >= SWEEP_S:
+                    swept = clock.monotonic()
+                    await self.context.responses.sweep(clock.time())
+                    await self.context.approvals.sweep(clock.time())
+            except StoreFailed as failure:
+                _log.warning("upkeep of the responses: %s", failure)
+            await asyncio.sleep(BEAT_S)
+
+    async def _pay(self) -> None:
+        for id, entry in list(self._owed.items()):
+            await self.context.responses.finish(entry)
+            self._owed.pop(id, None)
+
+    async def _bury(self, stored: Stored) -> None:
+        """Report a response failed whose run is gone."""
+        response = msgspec.json.decode(stored.body)
+        response |= {"status": "failed", "error": {"code": "server_error", "message": ORPHANED}}
+        events: tuple[tuple[int, bytes], ...] = ()
+        if stored.streamed:
+            number = await self.context.responses.last_logged(stored.id) + 1
+            event = {"type": "response.failed", "sequence_number": number, "response": response}
+            events = ((number, escape_separators(dumps(event))),)
+        now = self.context.clock.time()
+        await self.context.responses.finish(
+            Done(
+                id=stored.id,
+                identity=stored.identity,
+                status="failed",
+                body=dumps(response),
+                created=stored.created,
+                expires=stored.expires,
+                inputs=(),
+                outputs=(),
+                before=(),
+                origin=Origin(),
+                log=events,
+                log_expires=now + self.context.replay_s if events else None,
+            )
+        )
+        _log.warning("a response was left unfinished: it has failed", extra={"response": stored.id})
