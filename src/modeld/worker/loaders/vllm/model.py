@@ -15,6 +15,7 @@ from modeld.protocol.messages import Facts, LoadSpec
 from modeld.protocol.tasks import (
     ChatTask,
     CompletionTask,
+    CountTask,
     DetokenizeTask,
     EmbedTask,
     RerankTask,
@@ -27,7 +28,7 @@ from modeld.protocol.tasks import (
 )
 from modeld.worker.exits import exit_words
 from modeld.worker.loader import Emit
-from modeld.worker.loaders.vllm import media, requests
+from modeld.worker.loaders.vllm import counting, media, requests
 from modeld.worker.loaders.vllm.ask import Asker
 from modeld.worker.loaders.vllm.build import Engine
 from modeld.worker.loaders.vllm.chunks import Translator
@@ -95,6 +96,8 @@ class VllmModel:
         match task:
             case ChatTask() if "chat" in able:
                 await self._chat(task, emit, identity)
+            case CountTask() if "chat" in able:
+                await self._count(task.chat, emit, identity)
             case CompletionTask() if "completion" in able:
                 await self._completion(task, emit, identity)
             case EmbedTask() if "embed" in able:
@@ -128,12 +131,21 @@ class VllmModel:
     async def _chat(self, task: ChatTask, emit: Emit, identity: str) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
+        body, parser = self._chat_body(task)
+        make = partial(self._request, ChatCompletionRequest, body, "messages", identity)
+        await self._answer(self.serving.chat.create_chat_completion, make, task, "messages", parser, emit)
+
+    async def _count(self, task: ChatTask, emit: Emit, identity: str) -> None:
+        body, _ = self._chat_body(task)
+        request = self._request(counting.request_kind(), body, "messages", identity, 1)
+        await emit(Usage(await counting.count(self.serving, self.asker, request), 0))
+
+    def _chat_body(self, task: ChatTask) -> tuple[dict[str, Any], ParserFactory | None]:
+        """Return the request of a chat, and what reads the answer where vLLM does not."""
         media.check(task, self._spec.limits, sees="vision" in self.facts.capabilities)
         planned = plan(task, self.template)
         body = requests.chat(task, planned, self._spec.name, self._spec.template_kwargs)
-        make = partial(self._request, ChatCompletionRequest, body, "messages", identity)
-        parser = None if planned.native_calls else planned.parser
-        await self._answer(self.serving.chat.create_chat_completion, make, task, "messages", parser, emit)
+        return body, None if planned.native_calls else planned.parser
 
     async def _completion(self, task: CompletionTask, emit: Emit, identity: str) -> None:
         from vllm.entrypoints.openai.completion.protocol import CompletionRequest
