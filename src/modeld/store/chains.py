@@ -1,4 +1,4 @@
-"""Lists of items that share their beginnings: how they grow, fork, are read, and are cleared away.
+"""Lists of items that share their beginnings: how they grow, fork and are read.
 
 An item is stored once. A chain lists items by place; going on from its end adds to it, going on from anywhere
 else begins a chain that names its parent and the place. So a history of n turns takes n rows however often it
@@ -9,7 +9,7 @@ holds all places before it; what nobody holds is garbage.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import msgspec
@@ -23,8 +23,8 @@ SAME = 100
 """Items of one id that are looked at to find an equal one. More of them are a caller's own ids."""
 
 _ENCODE = msgspec.json.Encoder().encode
-_DECODE = msgspec.json.Decoder(list[Item]).decode
-_place = itemgetter(0)
+_ITEMS = msgspec.json.Decoder(tuple[Item, ...]).decode
+_PLACES = msgspec.json.Decoder(list[int]).decode
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -34,14 +34,13 @@ class Ref(msgspec.Struct, frozen=True):
     upto: int
 
 
-def reading(seen: str, *shown: str) -> str:
-    """Return a query that reads a range of items, all of one moment.
+def path(seen: str) -> str:
+    """Return the WITH clause of a query over a range of places.
 
-    `seen` is a select of at most one row with the columns chain, low, high (the places to read: low up to
-    high) and those of `shown`. What comes back is nothing when there is no such row, else a row (-1, *shown)
-    and a row (place, data, NULL, ...) for each item, in no order.
+    `seen` is a select of at most one row with the columns chain, low and high, for the places from low to
+    before high, and more if wanted. The table `path` (chain, at, parent, low, high) then has the range in
+    each chain that it goes through.
     """
-    nothing = ", NULL" * (len(shown) - 1)
     return f"""
         WITH RECURSIVE
           seen AS ({seen}),
@@ -52,36 +51,59 @@ def reading(seen: str, *shown: str) -> str:
             SELECT chain.key, chain.at, chain.parent, path.low, min(path.at, path.high)
             FROM path CROSS JOIN chain ON chain.key = path.parent WHERE path.at > path.low
           )
-        SELECT -1, {", ".join(f"seen.{name}" for name in shown)} FROM seen
-        UNION ALL
-        SELECT link.place, item.data{nothing}
-        FROM path
-        CROSS JOIN link ON link.chain = path.chain AND link.place >= path.low AND link.place < path.high
-        CROSS JOIN item ON item.key = link.item
         """
 
 
-def decoded(rows: list[Row]) -> tuple[Row, tuple[Item, ...]] | None:
-    """Return what a query of `reading` found: the columns of `shown`, and the items in order."""
+# The order of joins is fixed: it is the one that goes by keys only.
+LINKS = (
+    "path CROSS JOIN link ON link.chain = path.chain AND link.place >= path.low AND link.place < path.high"
+)
+"""What to select from for the links of a path, in no order."""
+
+
+def reading(seen: str, shown: str) -> str:
+    """Return a query for the items of a range and the columns `shown` of `seen`, all of one moment.
+
+    It gives one row whatever it reads: Python's SQLite lets go of the interpreter for each row and waits to
+    get it back, which takes long for thousands of them when the event loop is busy.
+    """
+    return f"""
+        {path(seen)}
+        SELECT places, data, {shown} FROM seen CROSS JOIN (
+          SELECT group_concat(link.place) AS places, CAST(group_concat(item.data) AS BLOB) AS data
+          FROM {LINKS} CROSS JOIN item ON item.key = link.item
+        )
+        """
+
+
+def decoded(rows: Sequence[Row]) -> tuple[Row, tuple[Item, ...]] | None:
+    """Return what a query of `reading` gave: the columns shown and the items in order; None for no row."""
     if not rows:
         return None
-    rows.sort(key=_place)
-    data = b",".join(row[1] for row in rows[1:])
-    return rows[0][1:], tuple(_DECODE(b"[" + data + b"]"))
+    ((places, data, *shown),) = rows
+    if not places:
+        return tuple(shown), ()
+    items = _ITEMS(b"[" + data + b"]")
+    order = _PLACES(f"[{places}]")
+    if any(one > other for one, other in pairwise(order)):
+        items = tuple(items[at] for at in sorted(range(len(order)), key=order.__getitem__))
+    return tuple(shown), items
 
 
 async def stored(
     transaction: Transaction, identity: str, items: Sequence[Item], *, known: bool = False
 ) -> list[int]:
     """Store items and return their keys; with `known`, those that are there already are not stored again."""
+    if not items:
+        return []
     packed = [(item.get("id"), _ENCODE(item)) for item in items]
     have: dict[tuple[str | None, bytes], int] = {}
-    if known and packed:
+    if known:
         ids = _ENCODE([id for id, _ in packed if id])
         rows = await transaction.fetch(
             "SELECT id, data, key FROM item WHERE id IN (SELECT value FROM json_each(?)) AND identity = ? "
             "LIMIT ?",
-            (ids.decode(), identity, 2 * len(packed) + SAME),
+            (ids.decode(), identity, len(packed) + SAME),
         )
         have = {(id, data): key for id, data, key in rows}
     ((last,),) = await transaction.fetch("SELECT coalesce(max(key), 0) FROM item")
@@ -103,32 +125,29 @@ async def appended(transaction: Transaction, after: Ref | None, keys: Sequence[i
     Nothing that others hold changes: when `after` is not the end of its chain, a fork begins there.
     """
     if after is None:
-        after = Ref(await _begun(transaction, None, 0), 0)
-    elif keys:
-        grown = await transaction.fetch(
-            "SELECT 1 FROM link WHERE chain = ? AND place >= ? LIMIT 1", (after.chain, after.upto)
-        )
-        if grown:
-            after = Ref(await _begun(transaction, after.chain, after.upto), after.upto)
-    await linked(transaction, after.chain, enumerate(keys, after.upto))
-    return Ref(after.chain, after.upto + len(keys))
+        return Ref(await begun(transaction, None, 0, enumerate(keys)), len(keys))
+    links = enumerate(keys, after.upto)
+    grown = await transaction.fetch(
+        "SELECT 1 FROM link WHERE chain = ? AND place >= ? LIMIT 1", (after.chain, after.upto)
+    )
+    if not keys or not grown:
+        await _link(transaction, after.chain, links)
+        return Ref(after.chain, after.upto + len(keys))
+    return Ref(await begun(transaction, after.chain, after.upto, links), after.upto + len(keys))
 
 
-async def forked(transaction: Transaction, parent: int, at: int, links: Iterable[tuple[int, int]]) -> int:
-    """Begin a chain that goes on from a place of its parent with (place, item key) pairs; return its key."""
-    chain = await _begun(transaction, parent, at)
-    await linked(transaction, chain, links)
-    return chain
-
-
-async def linked(transaction: Transaction, chain: int, links: Iterable[tuple[int, int]]) -> None:
-    """Add (place, item key) pairs to a chain."""
-    rows = [(chain, place, key) for place, key in links]
-    if rows:
-        await transaction.execute_many("INSERT INTO link (chain, place, item) VALUES (?, ?, ?)", rows)
-
-
-async def _begun(transaction: Transaction, parent: int | None, at: int) -> int:
+async def begun(
+    transaction: Transaction, parent: int | None, at: int, links: Iterable[tuple[int, int]]
+) -> int:
+    """Begin a chain at a place of its parent with (place, item key) pairs; return its key."""
     await transaction.execute("INSERT INTO chain (parent, at) VALUES (?, ?)", (parent, at))
     ((key,),) = await transaction.fetch("SELECT last_insert_rowid()")
+    await _link(transaction, key, links)
     return int(key)
+
+
+async def _link(transaction: Transaction, chain: int, links: Iterable[tuple[int, int]]) -> None:
+    await transaction.execute_many(
+        "INSERT INTO link (chain, place, item) VALUES (?, ?, ?)",
+        [(chain, place, key) for place, key in links],
+    )

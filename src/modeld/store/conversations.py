@@ -10,16 +10,29 @@ from modeld.store import chains, garbage
 from modeld.store.chains import Item, Ref
 from modeld.store.db import Database, Row, Transaction
 
-_QUERY = chains.reading(
-    "SELECT chain, 0 AS low, upto AS high, id FROM conversation WHERE id = :id AND identity = :identity", "id"
-)
-_PATH = """
-    WITH RECURSIVE path (chain, at, parent, high) AS (
-      SELECT key, at, parent, :upto FROM chain WHERE key = :chain
-      UNION ALL
-      SELECT chain.key, chain.at, chain.parent, min(path.at, path.high)
-      FROM path CROSS JOIN chain ON chain.key = path.parent
-    )
+_SEEN = "SELECT chain, 0 AS low, upto AS high FROM conversation WHERE id = :id AND identity = :identity"
+_READING = chains.reading(_SEEN, "TRUE")
+_IDS = f"""
+    {chains.path(_SEEN)}
+    SELECT json_group_array(link.place), json_group_array(item.id)
+    FROM {chains.LINKS} CROSS JOIN item ON item.key = link.item
+    """
+_FOUND = f"""
+    {chains.path(_SEEN)}
+    SELECT link.place, link.chain, link.item, item.data
+    FROM item
+    CROSS JOIN link ON link.item = item.key
+    CROSS JOIN path ON path.chain = link.chain AND link.place >= path.low AND link.place < path.high
+    WHERE item.id = :item AND item.identity = :identity ORDER BY link.place
+    """
+_KEYS = f"""
+    {chains.path("SELECT :chain AS chain, :low AS low, :high AS high")}
+    SELECT link.place, link.item FROM {chains.LINKS} ORDER BY link.place
+    """
+_COPY = f"""
+    {chains.path("SELECT :chain AS chain, :low AS low, :high AS high")}
+    INSERT INTO link (chain, place, item) SELECT :fork, link.place, link.item
+    FROM {chains.LINKS} WHERE link.place NOT IN (SELECT value FROM json_each(:gone))
     """
 
 
@@ -76,13 +89,13 @@ class Conversations:
             if end is None:
                 return False
             await transaction.execute("DELETE FROM conversation WHERE id = ?", (id,))
-            await garbage.let_go(transaction, "chain", end.chain)
+            await garbage.let_go(transaction, end.chain)
         await garbage.clear(self._db)
         return True
 
     async def items(self, identity: str, id: str) -> tuple[Item, ...] | None:
         """Return the items in order; None as for `get`."""
-        found = chains.decoded(await self._db.fetch(_QUERY, {"id": id, "identity": identity}))
+        found = chains.decoded(await self._db.fetch(_READING, {"id": id, "identity": identity}))
         return None if found is None else found[1]
 
     async def add(self, identity: str, id: str, items: Sequence[Item]) -> bool:
@@ -95,62 +108,28 @@ class Conversations:
 
     async def item(self, identity: str, id: str, item_id: str) -> Item | None:
         """Return one item of a conversation, None when either is unknown."""
-        async with self._db.write() as transaction:
-            end = await _end(transaction, identity, id)
-            if end is None:
-                return None
-            places = await _places(transaction, identity, end, item_id)
-            if not places:
-                return None
-            ((data,),) = await transaction.fetch("SELECT data FROM item WHERE key = ?", (places[-1][2],))
-        item: Item = msgspec.json.decode(data)
-        return item
+        rows = await self._db.fetch(_FOUND, {"id": id, "identity": identity, "item": item_id})
+        return msgspec.json.decode(rows[-1][3], type=Item) if rows else None
 
     async def remove(self, identity: str, id: str, item_id: str) -> bool:
         """Take an item out of a conversation; responses that were made with it keep it. False if unknown."""
         async with self._db.write() as transaction:
             end = await _end(transaction, identity, id)
-            places = [] if end is None else await _places(transaction, identity, end, item_id)
-            if end is None or not places:
+            rows = await transaction.fetch(_FOUND, {"id": id, "identity": identity, "item": item_id})
+            if end is None or not rows:
                 return False
-            await _take_out(transaction, id, end, places)
+            await _take_out(transaction, id, end, rows)
         await garbage.clear(self._db)
         return True
 
 
 async def standing(transaction: Transaction, identity: str, id: str, before: Sequence[Item]) -> Ref | None:
     """Return where a conversation ends, if its items are those of `before`; None when they are others."""
-    end = await _end(transaction, identity, id)
-    if end is None:
+    ((places, ids),) = await transaction.fetch(_IDS, {"id": id, "identity": identity})
+    in_order = sorted(zip(msgspec.json.decode(places), msgspec.json.decode(ids), strict=True))
+    if [id for _, id in in_order] != [item.get("id") for item in before]:
         return None
-    rows = await transaction.fetch(
-        f"{_PATH} SELECT link.place, item.id FROM path "
-        "CROSS JOIN link ON link.chain = path.chain AND link.place < path.high "
-        "CROSS JOIN item ON item.key = link.item",
-        {"chain": end.chain, "upto": end.upto},
-    )
-    same = [id for _, id in sorted(rows)] == [item.get("id") for item in before]
-    return end if same else None
-
-
-async def follow(
-    transaction: Transaction, identity: str, id: str, base: Ref | None, after: Ref, start: int
-) -> None:
-    """Add a response's items, at the places from `start` to the end of `after`, to a conversation.
-
-    `base`: where the conversation ended when the response began. If it still ends there, it moves on to where
-    the response ends; else it has changed meanwhile, and gets the items behind what it has now.
-    """
-    end = await _end(transaction, identity, id)
-    if end is not None and end == base:
-        await _move(transaction, id, end, after)
-        return
-    rows = await transaction.fetch(
-        f"{_PATH} SELECT link.place, link.item FROM path "
-        "CROSS JOIN link ON link.chain = path.chain AND link.place < path.high AND link.place >= :low",
-        {"chain": after.chain, "upto": after.upto, "low": start},
-    )
-    await grow(transaction, identity, id, [item for _, item in sorted(rows)])
+    return await _end(transaction, identity, id)
 
 
 async def grow(transaction: Transaction, identity: str, id: str, keys: Sequence[int]) -> bool:
@@ -160,6 +139,22 @@ async def grow(transaction: Transaction, identity: str, id: str, keys: Sequence[
         return False
     await _move(transaction, id, end, await chains.appended(transaction, end, keys))
     return True
+
+
+async def follow(
+    transaction: Transaction, identity: str, id: str, start: int, end: Ref, *, base: Ref | None
+) -> None:
+    """Add a response's items, at the places from `start` to before its `end`, to a conversation.
+
+    `base`: where the conversation ended when the response began. If it still ends there, it moves on to where
+    the response ends; else it has changed meanwhile, and gets the items behind what it has now.
+    """
+    now = await _end(transaction, identity, id)
+    if now is not None and now == base:
+        await _move(transaction, id, now, end)
+        return
+    rows = await transaction.fetch(_KEYS, {"chain": end.chain, "low": start, "high": end.upto})
+    await grow(transaction, identity, id, [key for _, key in rows])
 
 
 async def _end(transaction: Transaction, identity: str, id: str) -> Ref | None:
@@ -174,42 +169,28 @@ async def _move(transaction: Transaction, id: str, old: Ref, new: Ref) -> None:
         "UPDATE conversation SET chain = ?, upto = ? WHERE id = ?", (new.chain, new.upto, id)
     )
     if new.chain != old.chain:
-        await garbage.let_go(transaction, "chain", old.chain)
+        await garbage.let_go(transaction, old.chain)
 
 
-async def _places(transaction: Transaction, identity: str, end: Ref, item_id: str) -> list[Row]:
-    """Return (place, chain, item key) of all items with an id, in order."""
-    return await transaction.fetch(
-        f"{_PATH} SELECT link.place, link.chain, link.item FROM item "
-        "CROSS JOIN link ON link.item = item.key "
-        "CROSS JOIN path ON path.chain = link.chain AND link.place < path.high "
-        "WHERE item.id = :item AND item.identity = :identity ORDER BY link.place",
-        {"chain": end.chain, "upto": end.upto, "item": item_id, "identity": identity},
-    )
-
-
-async def _take_out(transaction: Transaction, id: str, end: Ref, places: list[Row]) -> None:
-    """Take the items at these places out of a conversation, out of its chain if nothing else holds them."""
-    first, chain, _ = places[0]
-    others = await transaction.fetch(
+async def _take_out(transaction: Transaction, id: str, end: Ref, found: Sequence[Row]) -> None:
+    """Take items, as found, out of a conversation, and out of its chain if nothing else holds them there."""
+    first, chain, *_ = found[0]
+    held = await transaction.fetch(
         "SELECT 1 FROM response WHERE chain = :chain AND upto > :first "
         "UNION ALL SELECT 1 FROM chain WHERE parent = :chain AND at > :first LIMIT 1",
-        {"chain": end.chain, "first": first},
+        {"chain": chain, "first": first},
     )
-    if chain == end.chain and not others:
+    if chain == end.chain and not held:
         await transaction.execute_many(
-            "DELETE FROM link WHERE chain = ? AND place = ?", [(chain, place) for place, _, _ in places]
+            "DELETE FROM link WHERE chain = ? AND place = ?", [(chain, place) for place, *_ in found]
         )
-        await garbage.drop(transaction, [item for _, _, item in places])
+        await garbage.drop(transaction, [item for _, _, item, _ in found])
         return
-    rows = await transaction.fetch(
-        f"{_PATH} SELECT link.place, link.item FROM path "
-        "CROSS JOIN link ON link.chain = path.chain AND link.place < path.high AND link.place > :first",
-        {"chain": end.chain, "upto": end.upto, "first": first},
+    fork = await chains.begun(transaction, chain, first, ())
+    gone = msgspec.json.encode([place for place, *_ in found]).decode()
+    await transaction.execute(
+        _COPY, {"chain": end.chain, "low": first, "high": end.upto, "fork": fork, "gone": gone}
     )
-    gone = {place for place, _, _ in places}
-    rest = sorted((place, item) for place, item in rows if place not in gone)
-    fork = await chains.forked(transaction, chain, first, rest)
     await _move(transaction, id, end, Ref(fork, end.upto))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+
+import msgspec
 
 from modeld.store.db import Database, Transaction
 
@@ -18,9 +20,36 @@ _HELD = """
     """
 
 
-async def let_go(transaction: Transaction, kind: Literal["chain", "log"], key: int) -> None:
-    """Note that somebody no longer holds a chain, or that the response of a log is gone."""
-    await transaction.execute("INSERT OR IGNORE INTO garbage (kind, key) VALUES (?, ?)", (kind, key))
+async def forget(transaction: Transaction, response: int) -> int:
+    """Remove a response by its key, and let go of what it held; returns how many were removed, 0 or 1.
+
+    Its run row stays, for `Responses.finish` to see that it was there.
+    """
+    rows = await transaction.fetch("SELECT chain, logged FROM response WHERE key = ?", (response,))
+    for chain, logged in rows:
+        await let_go(transaction, chain)
+        if logged:
+            await _note(transaction, "log", response)
+        await transaction.execute("DELETE FROM response WHERE key = ?", (response,))
+    return len(rows)
+
+
+async def let_go(transaction: Transaction, chain: int) -> None:
+    """Note that somebody no longer holds a chain."""
+    await _note(transaction, "chain", chain)
+
+
+async def drop(transaction: Transaction, items: Iterable[int]) -> None:
+    """Remove those of the items to which no link leads."""
+    await _drop(transaction, msgspec.json.encode(list(items)).decode())
+
+
+async def _drop(transaction: Transaction, items: str) -> None:
+    await transaction.execute(
+        "DELETE FROM item WHERE key IN (SELECT value FROM json_each(?)) "
+        "AND NOT EXISTS (SELECT 1 FROM link WHERE item = item.key)",
+        (items,),
+    )
 
 
 async def clear(db: Database) -> None:
@@ -34,6 +63,29 @@ async def clear(db: Database) -> None:
                     return
                 ((kind, key),) = rows
                 left -= 1 + await (_log if kind == "log" else _chain)(transaction, key, left)
+
+
+async def expire(db: Database, now: float) -> int:
+    """Remove the responses, and the logs, that expire by `now`; returns how many responses.
+
+    One at work does not expire.
+    """
+    gone = 0
+    while rows := await db.fetch(
+        "SELECT key FROM response WHERE expires <= ? AND status NOT IN ('queued', 'in_progress') LIMIT ?",
+        (now, BATCH // 10),
+    ):
+        async with db.write() as transaction:
+            for (key,) in rows:
+                gone += await forget(transaction, key)
+    while rows := await db.fetch(
+        "SELECT key FROM response WHERE logged AND log_expires <= ? LIMIT ?", (now, BATCH // 10)
+    ):
+        async with db.write() as transaction:
+            for (key,) in rows:
+                await _note(transaction, "log", key)
+                await transaction.execute("UPDATE response SET logged = 0 WHERE key = ?", (key,))
+    return gone
 
 
 async def _log(transaction: Transaction, key: int, limit: int) -> int:
@@ -50,31 +102,29 @@ async def _log(transaction: Transaction, key: int, limit: int) -> int:
 async def _chain(transaction: Transaction, key: int, limit: int) -> int:
     """Remove the links at places that nobody holds, and the items to which no other link leads."""
     ((held,),) = await transaction.fetch(_HELD, {"chain": key})
-    links = await transaction.fetch(
-        "SELECT place, item FROM link WHERE chain = ? AND place >= ? LIMIT ?",
+    # Lists are handed over whole: each row of a result waits for the interpreter.
+    ((count, places, items),) = await transaction.fetch(
+        "SELECT count(*), json_group_array(place), json_group_array(item) FROM "
+        "(SELECT place, item FROM link WHERE chain = ? AND place >= ? LIMIT ?)",
         (key, -1 if held is None else held, limit),
     )
-    await transaction.execute_many(
-        "DELETE FROM link WHERE chain = ? AND place = ?", [(key, place) for place, _ in links]
-    )
-    await drop(transaction, [item for _, item in links])
-    if len(links) < limit:
-        if held is None:
-            parents = await transaction.fetch("SELECT parent FROM chain WHERE key = ?", (key,))
-            await transaction.execute("DELETE FROM chain WHERE key = ?", (key,))
-            for (parent,) in parents:
-                if parent is not None:
-                    await let_go(transaction, "chain", parent)
+    if count:
+        await transaction.execute(
+            "DELETE FROM link WHERE chain = ? AND place IN (SELECT value FROM json_each(?))", (key, places)
+        )
+        await _drop(transaction, items)
+    if count < limit:
         await _done(transaction, "chain", key)
-    return len(links)
+        if held is None:
+            ((parent,),) = await transaction.fetch("SELECT parent FROM chain WHERE key = ?", (key,))
+            await transaction.execute("DELETE FROM chain WHERE key = ?", (key,))
+            if parent is not None:
+                await let_go(transaction, parent)
+    return int(count)
 
 
-async def drop(transaction: Transaction, items: list[int]) -> None:
-    """Remove those of the items to which no link leads."""
-    await transaction.execute_many(
-        "DELETE FROM item WHERE key = ? AND NOT EXISTS (SELECT 1 FROM link WHERE item = item.key)",
-        [(item,) for item in items],
-    )
+async def _note(transaction: Transaction, kind: str, key: int) -> None:
+    await transaction.execute("INSERT OR IGNORE INTO garbage (kind, key) VALUES (?, ?)", (kind, key))
 
 
 async def _done(transaction: Transaction, kind: str, key: int) -> None:

@@ -7,18 +7,14 @@ from typing import Any
 
 import msgspec
 
-from modeld.store import chains, conversations, garbage
+from modeld.store import chains, conversations, garbage, placement
 from modeld.store.chains import Item, Ref
-from modeld.store.db import Database, Row, Transaction
+from modeld.store.db import Database, Row
 from modeld.store.records import Done, Draft, History, Origin, Stored
 
 __all__ = ["Done", "Draft", "History", "Item", "Origin", "Responses", "Stored"]
 
-GROWING = ("completed", "incomplete")
-"""How a response must end for its items to go into its conversation."""
-
-_LIVE = "status IN ('queued', 'in_progress')"
-_THERE = f"({_LIVE} OR expires IS NULL OR expires > :now)"
+_THERE = f"({placement.LIVE} OR expires IS NULL OR expires > :now)"
 """A response at work does not expire."""
 
 _SHOWN = "id, status, body, created, expires, background, streamed, owner, log_expires, identity"
@@ -56,9 +52,9 @@ class Responses:
     async def begin(self, draft: Draft) -> None:
         """Store a background response as queued, with its input, and note that this daemon works on it."""
         async with self._db.write() as transaction:
-            base = await _base(transaction, draft)
-            row = await _placed(transaction, draft, base, ())
-            await _insert(
+            base = await placement.anchor(transaction, draft)
+            row = await placement.placed(transaction, draft, base, ())
+            await placement.insert(
                 transaction, draft, row, status="queued", background=True, streamed=draft.streamed
             )
             chain = None if base is None else base.chain
@@ -78,19 +74,20 @@ class Responses:
                 "SELECT conversation, base FROM run WHERE response = ?", (done.id,)
             )
             rows = await transaction.fetch(
-                f"SELECT key, chain, start, upto, {_LIVE} FROM response WHERE id = ?", (done.id,)
+                f"SELECT key, chain, start, upto, {placement.LIVE}, logged FROM response WHERE id = ?",
+                (done.id,),
             )
             if runs:
                 await transaction.execute("DELETE FROM run WHERE response = ?", (done.id,))
             if not rows:
-                return not runs and await _whole(transaction, done)
-            ((key, chain, start, upto, live),) = rows
+                return not runs and await placement.whole(transaction, done)
+            ((key, chain, start, upto, live, logged),) = rows
             if not live:
                 return False
             keys = await chains.stored(transaction, done.identity, done.outputs)
             end = await chains.appended(transaction, Ref(chain, upto), keys)
             conversation, base = runs[0] if runs else (None, None)
-            if conversation is not None and done.status in GROWING:
+            if conversation is not None and done.status in placement.GROWING:
                 await conversations.follow(
                     transaction,
                     done.identity,
@@ -104,20 +101,23 @@ class Responses:
                 "WHERE key = ?",
                 (done.status, done.body, done.expires, end.chain, end.upto, done.log_expires, key),
             )
-            await _log(transaction, key, done.log)
+            if logged:
+                await placement.add_events(transaction, key, done.log)
             if not done.keep:
                 await garbage.forget(transaction, key)
             return True
 
     async def log(self, id: str, events: Sequence[tuple[int, bytes]]) -> None:
-        """Add events (number, data) to the log of a response at work; nothing happens once it is over or gone.
+        """Add events (number, data) to a streamed response's log; nothing happens once it is over or gone.
 
         An event that is there already stays as it is.
         """
         async with self._db.write() as transaction:
-            rows = await transaction.fetch(f"SELECT key FROM response WHERE id = ? AND {_LIVE}", (id,))
+            rows = await transaction.fetch(
+                f"SELECT key FROM response WHERE id = ? AND logged AND {placement.LIVE}", (id,)
+            )
             for (key,) in rows:
-                await _log(transaction, key, events)
+                await placement.add_events(transaction, key, events)
 
     async def beat(self, ids: Iterable[str], now: float) -> None:
         """Note that this daemon still works on these responses."""
@@ -189,7 +189,7 @@ class Responses:
     async def abandoned(self) -> list[Stored]:
         """Return the responses that nobody works on: an earlier life of the daemon began them."""
         rows = await self._db.fetch(
-            f"SELECT {_SHOWN} FROM {_WITH_RUN} WHERE {_LIVE} AND owner IS NOT ?", (self._owner,)
+            f"SELECT {_SHOWN} FROM {_WITH_RUN} WHERE {placement.LIVE} AND owner IS NOT ?", (self._owner,)
         )
         return [_stored(row, ()) for row in rows]
 
@@ -219,91 +219,3 @@ class Responses:
 def _stored(row: Sequence[Any], output: tuple[Item, ...]) -> Stored:
     id, status, body, created, expires, background, streamed, *rest = row
     return Stored(id, status, body, output, created, expires, bool(background), bool(streamed), *rest)
-
-
-class _Row(msgspec.Struct, frozen=True):
-    """Where a response's items are."""
-
-    chain: int
-    start: int
-    middle: int
-    upto: int
-
-
-async def _base(transaction: Transaction, new: Draft | Done) -> Ref | None:
-    """Return where the items end that a new response goes on from, None when they are not stored."""
-    origin = new.origin
-    if origin.previous is not None:
-        rows = await transaction.fetch(
-            f"SELECT chain, upto FROM response WHERE id = ? AND identity = ? AND NOT {_LIVE}",
-            (origin.previous, new.identity),
-        )
-        return Ref(*rows[0]) if rows else None
-    if origin.conversation is not None:
-        return await conversations.standing(transaction, new.identity, origin.conversation, new.before)
-    return None
-
-
-async def _placed(
-    transaction: Transaction, new: Draft | Done, base: Ref | None, outputs: Sequence[Item]
-) -> _Row:
-    """Put a new response's items behind its base."""
-    if base is None and new.before:
-        before = await chains.stored(transaction, new.identity, new.before, known=True)
-        base = await chains.appended(transaction, None, before)
-    start = 0 if base is None else base.upto
-    keys = await chains.stored(transaction, new.identity, new.inputs, known=True)
-    keys += await chains.stored(transaction, new.identity, outputs)
-    end = await chains.appended(transaction, base, keys)
-    return _Row(end.chain, start, start + len(new.inputs), end.upto)
-
-
-async def _whole(transaction: Transaction, done: Done) -> bool:
-    """Store a response that was never begun."""
-    conversation = done.origin.conversation if done.status in GROWING else None
-    if not done.keep:
-        if conversation is not None:
-            keys = await chains.stored(transaction, done.identity, (*done.inputs, *done.outputs))
-            await conversations.grow(transaction, done.identity, conversation, keys)
-        return True
-    base = await _base(transaction, done)
-    row = await _placed(transaction, done, base, done.outputs)
-    if conversation is not None:
-        end = Ref(row.chain, row.upto)
-        await conversations.follow(transaction, done.identity, conversation, row.start, end, base=base)
-    key = await _insert(
-        transaction, done, row, status=done.status, streamed=bool(done.log), log_expires=done.log_expires
-    )
-    await _log(transaction, key, done.log)
-    return True
-
-
-async def _insert(
-    transaction: Transaction,
-    new: Draft | Done,
-    row: _Row,
-    *,
-    status: str,
-    streamed: bool,
-    background: bool = False,
-    log_expires: float | None = None,
-) -> int:
-    """Add the row of a response; returns its key."""
-    await transaction.execute(
-        "INSERT INTO response (id, identity, status, body, created, expires, chain, start, middle, upto, "
-        "background, streamed, logged, log_expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            *(new.id, new.identity, status, new.body, new.created, new.expires),
-            *(row.chain, row.start, row.middle, row.upto),
-            *(background, streamed, streamed, log_expires),
-        ),
-    )
-    ((key,),) = await transaction.fetch("SELECT last_insert_rowid()")
-    return int(key)
-
-
-async def _log(transaction: Transaction, key: int, events: Sequence[tuple[int, bytes]]) -> None:
-    await transaction.execute_many(
-        "INSERT OR IGNORE INTO log (response, number, data) VALUES (?, ?, ?)",
-        [(key, number, data) for number, data in events],
-    )
