@@ -352,6 +352,7 @@ async def _responses(
         keep_s=None if config.responses.keep == NEVER else config.responses.keep,
         replay_s=config.responses.replay,
         most_background=config.responses.background,
+        metrics=gateway[routing.KEY].metrics,
     )
     async with Background(context) as background:
         add_responses(gateway, context, background)

@@ -188,6 +188,7 @@ class Background:
         run = Run(self.context, prepared, outlet, Priority.BACKGROUND, queued=True)
         record = self._records[prepared.response.id] = _Record(run, outlet)
         accepted: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self.context.metrics.background_runs.inc()
         record.task = self._group.create_task(self._live(record, accepted, streamed))
         accepted.add_done_callback(lambda future: future.cancelled() or future.exception())
         return await asyncio.shield(accepted)
@@ -277,10 +278,12 @@ class Background:
                 _log.error("a response's end failed", exc_info=error, extra={"response": run.response.id})
             if not outlet.stored:
                 self._owe(record)
+            self._count(run)
         finally:
             if not accepted.done():
                 accepted.cancel()
             self._records.pop(run.response.id, None)
+            self.context.metrics.background_runs.dec()
             record.over.set()
             outlet.tell()
 
@@ -319,6 +322,20 @@ class Background:
         except StoreFailed as failure:
             _log.error(
                 "the end of a response is not stored: %s", failure, extra={"response": run.response.id}
+            )
+
+    def _count(self, run: Run) -> None:
+        metrics, model = self.context.metrics, run.prepared.model.name
+        metrics.background_response_ended(model, run.response.status)
+        if run.first_event is not None:
+            usage = run.usage
+            metrics.call_ended(
+                model=model,
+                first_token_s=run.first_event - run.started,
+                chunks=run.events,
+                prompt_tokens=usage.prompt_tokens if usage else 0,
+                cached_tokens=usage.cached_tokens if usage else 0,
+                completion_tokens=usage.completion_tokens if usage else 0,
             )
 
     def _owe(self, record: _Record) -> None:

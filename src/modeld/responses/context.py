@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -15,6 +15,7 @@ from modeld.responses.sealed import Seal
 from modeld.store.approvals import Approvals
 from modeld.store.conversations import Conversations
 from modeld.store.responses import Responses
+from modeld.telemetry.metrics import Metrics
 
 FLEETING_S = 600.0
 """Seconds for which a background response is there after its end when nobody asked to store it."""
@@ -42,6 +43,7 @@ class Context:
     keep_s: float | None
     replay_s: float
     most_background: int = 1000
+    metrics: Metrics = field(default_factory=Metrics)
 
     def expires(self, created: float, *, store: bool) -> float | None:
         """Return until when a response is kept, in seconds since the Unix epoch; None for ever."""

@@ -98,7 +98,7 @@ class Run:
         self._calls = 0
         self._tools: dict[str, RemoteTool] = {}
         self._asked: list[tuple[str, bytes]] = []
-        self._silent_since = self._started = context.clock.monotonic()
+        self._silent_since = self.started = context.clock.monotonic()
         request, identity = prepared.request, prepared.identity
 
         def seal(thought: str) -> str:
@@ -337,6 +337,9 @@ class Run:
             for (label, name, arguments, request), task in zip(calls, running, strict=True):
                 await self._send(self.translator.call_begin(label, name, arguments, request))
                 result: CallResult = await self._patiently(task)
+                self._context.metrics.mcp_called(
+                    self.prepared.model.name, "ok" if result.error is None else "failed"
+                )
                 await self._send(self.translator.call_end(result.output, result.error))
 
     def _exposed_name(self, label: str, name: str) -> str:
@@ -393,7 +396,7 @@ class Run:
         limit = self._context.settings.request_timeout
         if limit is None or self._queued:
             return timeout
-        left = self._started + limit - self._context.clock.monotonic()
+        left = self.started + limit - self._context.clock.monotonic()
         if left <= 0:
             raise DeadlineExceeded(
                 f"the request took longer than request_timeout, {limit:g} s", code="request_timeout"

@@ -40,6 +40,7 @@ ChangeKind: TypeAlias = Literal["add", "remove", "reconcile", "reload"]
 ChangeOutcome: TypeAlias = Literal["ok", "partial", "refused"]
 """How a change of the models ended: "partial" when some did not come up, "refused" changed nothing."""
 
+McpOutcome: TypeAlias = Literal["ok", "failed"]
 Memory: TypeAlias = Literal["total", "usable", "held", "free"]
 """Bytes of a device: all; what models may hold; what is promised to them; what the device says is free."""
 
@@ -176,6 +177,17 @@ class Metrics:
         self.changes = counter(
             "modeld_config_changes", "Changes of the models in the running daemon.", ["kind", "outcome"]
         )
+        self.background_runs = gauge(
+            "modeld_background_responses", "Responses in the background that are not over."
+        )
+        self.background_ended = counter(
+            "modeld_background_responses_ended",
+            "Responses in the background by how they ended.",
+            ["model", "status"],
+        )
+        self.mcp_calls = counter(
+            "modeld_mcp_calls", "Calls of MCP servers' tools by how they ended.", ["model", "outcome"]
+        )
         ProcessCollector(registry=registry)
         self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._histograms: dict[tuple[Histogram, tuple[str, ...]], Histogram] = {}
@@ -210,6 +222,14 @@ class Metrics:
             self._counter(self.prompt_tokens, model).inc(prompt_tokens)
             self._counter(self.cached_tokens, model).inc(cached_tokens)
             self._counter(self.completion_tokens, model).inc(completion_tokens)
+
+    def background_response_ended(self, model: str, status: str) -> None:
+        """Count a background response that is over."""
+        self._counter(self.background_ended, model, status).inc()
+
+    def mcp_called(self, model: str, outcome: McpOutcome) -> None:
+        """Count a call of an MCP server's tool."""
+        self._counter(self.mcp_calls, model, outcome).inc()
 
     def model_loaded(self, model: str, loader: str, seconds: float, outcome: LoadOutcome) -> None:
         """Count a load that ended, well or not."""
