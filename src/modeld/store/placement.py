@@ -100,7 +100,7 @@ async def insert(
 
 
 async def add_events(transaction: Transaction, key: int, events: Sequence[tuple[int, bytes]]) -> None:
-    """Add events (number, data) to the log of a response by its key; those that are there stay as they are."""
+    """Add events (number, data) to a response's log; those that are there already stay as they are."""
     await transaction.execute_many(
         "INSERT OR IGNORE INTO log (response, number, data) VALUES (?, ?, ?)",
         [(key, number, data) for number, data in events],
