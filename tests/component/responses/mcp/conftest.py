@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import pytest
+
+from modeld.gateway.egress import Egress, Policy
+from modeld.responses.mcp.servers import policy, read_servers
+from modeld.responses.mcp.session import McpLimits, Toolbox
+from tests.harness.mcp_server import Server, serving
+
+LIMITS = McpLimits(list_s=20, call_s=20, close_s=2)
+
+Opened: TypeAlias = Callable[..., AbstractAsyncContextManager[Toolbox]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Give a server that all tests of a module share."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def opened() -> Opened:
+    """Open a box with one server, labelled x: `async with opened(url, limits..., **fields of the tool)`."""
+
+    @asynccontextmanager
+    async def box(
+        url: str, *, where: Policy | None = None, limits: dict[str, Any] | None = None, **body: Any
+    ) -> AsyncIterator[Toolbox]:
+        servers = read_servers([{"type": "mcp", "server_label": "x", "server_url": url, **body}])
+        async with Toolbox(servers, Egress(where or policy()), replace(LIMITS, **(limits or {}))) as toolbox:
+            yield toolbox
+
+    return box
