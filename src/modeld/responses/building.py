@@ -1,23 +1,32 @@
-"""How an item is opened and closed: the events around its pieces. Pure; `translator` says when."""
+"""How items are opened and closed: the events around their pieces, and what they hold. Pure.
+
+`translator` says when.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from modeld.gateway.encoding import finite
+from modeld.protocol.tasks import TokenLogprob, TopLogprob, Usage
 from modeld.responses import events as e
 from modeld.responses.items import (
+    AnyLogprob,
     FunctionCall,
+    InputTokensDetails,
     ItemStatus,
+    Logprob,
     McpCall,
     McpListTools,
     OutputItem,
     OutputMessage,
     OutputText,
+    OutputTokensDetails,
     ReasoningItem,
     ReasoningText,
+    ResponseUsage,
     SummaryText,
 )
 
@@ -66,7 +75,7 @@ def closed(
     item: OutputItem,
     at: int,
     text: str,
-    logprobs: list[dict[str, Any]],
+    logprobs: list[Logprob],
     status: ItemStatus,
     number: Number,
     *,
@@ -134,3 +143,31 @@ def closed(
 
 def _part_done(id: str, at: int, part: OutputText | ReasoningText, number: Number) -> e.PartDone:
     return e.PartDone(sequence_number=number(), item_id=id, output_index=at, content_index=0, part=part)
+
+
+def summed(before: ResponseUsage | None, usage: Usage) -> ResponseUsage:
+    """Return the tokens of a response after one more turn."""
+    read, made = usage.prompt_tokens, usage.completion_tokens
+    cached, thought = usage.cached_tokens, usage.reasoning_tokens
+    if before is not None:
+        read, made = read + before.input_tokens, made + before.output_tokens
+        cached += before.input_tokens_details.cached_tokens
+        thought += before.output_tokens_details.reasoning_tokens
+    return ResponseUsage(read, made, read + made, InputTokensDetails(cached), OutputTokensDetails(thought))
+
+
+def logprobs(tokens: Sequence[TokenLogprob]) -> list[Logprob]:
+    """Return log probabilities as a part carries them: with bytes, which are a list here and never null."""
+    return [
+        Logprob(
+            token.token,
+            finite(token.logprob),
+            _bytes(token),
+            tuple([AnyLogprob(top.token, finite(top.logprob), _bytes(top)) for top in token.top]),
+        )
+        for token in tokens
+    ]
+
+
+def _bytes(token: TokenLogprob | TopLogprob) -> tuple[int, ...]:
+    return token.bytes if token.bytes is not None else tuple(token.token.encode("utf-8", "surrogatepass"))

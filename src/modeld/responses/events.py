@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from modeld.gateway.encoding import dumps, quote
 from modeld.gateway.sse import escape_separators
-from modeld.responses.items import OutputItem, Response
+from modeld.responses.items import Logprob, OutputItem, Response
 
 
 class _Event(msgspec.Struct, tag_field="type", kw_only=True):
@@ -98,7 +98,7 @@ class TextDone(_Content, tag="response.output_text.done"):
     """The whole text."""
 
     text: str
-    logprobs: list[dict[str, Any]]
+    logprobs: list[Logprob]
 
 
 class ReasoningDone(_Content, tag="response.reasoning_text.done"):
@@ -209,7 +209,7 @@ class TextDelta(Delta):
 
     type = "response.output_text.delta"
 
-    logprobs: list[dict[str, Any]]
+    logprobs: list[Logprob]
 
 
 class ReasoningDelta(Delta):

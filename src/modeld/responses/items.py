@@ -14,12 +14,26 @@ Status: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "can
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
+class AnyLogprob(msgspec.Struct, frozen=True, gc=False):
+    """A token and the natural logarithm of its probability; `bytes` are its text's in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class Logprob(AnyLogprob, frozen=True, gc=False):
+    """That of a token that was chosen, with the best alternatives."""
+
+    top_logprobs: tuple[AnyLogprob, ...] = ()
+
+
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
-    """A piece of an answer. `logprobs` are in chat's shape, [] when nobody asked for them."""
+    """A piece of an answer. `logprobs` are [] when nobody asked for them."""
 
     text: str = ""
     annotations: list[Any] = []
-    logprobs: list[dict[str, Any]] = []
+    logprobs: list[Logprob] = []
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):

@@ -8,40 +8,28 @@ response; between them stand the calls that modeld itself makes at MCP servers.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import msgspec
 
-from modeld.gateway.encoding import finite
-from modeld.protocol.tasks import (
-    Event,
-    Finish,
-    Reasoning,
-    Text,
-    TokenLogprob,
-    ToolCallDelta,
-    TopLogprob,
-    Usage,
-)
+from modeld.protocol.tasks import Event, Finish, Reasoning, Text, ToolCallDelta, Usage
 from modeld.responses import building
 from modeld.responses import events as e
 from modeld.responses.items import (
     ErrorCode,
     FunctionCall,
     Incomplete,
-    InputTokensDetails,
     ItemStatus,
+    Logprob,
     McpApprovalRequest,
     McpCall,
     McpListTools,
     OutputItem,
     OutputMessage,
-    OutputTokensDetails,
     ReasoningItem,
     Response,
     ResponseError,
-    ResponseUsage,
 )
 
 NewId = Callable[[str], str]
@@ -66,7 +54,7 @@ class Translator:
 
     `response` is its state after the last event returned; `over`: its last event was made. `calls` are the
     function calls of this turn that the caller is to run. `summarised`: thoughts are shown as summaries.
-    `seal` encrypts a whole thought, where that was asked for. `remote`: names of functions that are tools of
+    `seal` encrypts a whole thought, where that was asked for; it must not raise. `remote`: names of functions that are tools of
     MCP servers; their calls make no events and wait in `take_held`.
 
     Every turn is fed, then settled or turned; then come the calls at servers, and the next turn or the end.
@@ -96,7 +84,7 @@ class Translator:
         self._at = 0
         self._place: e.Place | None = None
         self._pieces: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[Logprob] = []
         self._call: int | None = None
         self._holding: HeldCall | None = None
         self._held: list[HeldCall] = []
@@ -139,7 +127,7 @@ class Translator:
             elif isinstance(event, Finish):
                 self.reason = event.reason
             elif isinstance(event, Usage):
-                self._count(event)
+                self.response.usage = building.summed(self.response.usage, event)
         return out
 
     def settle(self) -> list[e.StreamEvent]:
@@ -288,7 +276,7 @@ class Translator:
         place = self._place
         if place is None or type(self._item) is not OutputMessage:
             place = self._open(OutputMessage(self._new_id("msg_")), out)
-        logprobs = _logprobs(event.logprobs) if event.logprobs else []
+        logprobs = building.logprobs(event.logprobs) if event.logprobs else []
         self._pieces.append(event.text)
         self._logprobs += logprobs
         out.append(e.TextDelta(self._next(), event.text, place, logprobs))
@@ -343,16 +331,6 @@ class Translator:
         self._item = self._place = self._call = self._holding = None
         self._pieces, self._logprobs = [], []
 
-    def _count(self, usage: Usage) -> None:
-        before = self.response.usage
-        read = usage.prompt_tokens + (before.input_tokens if before else 0)
-        made = usage.completion_tokens + (before.output_tokens if before else 0)
-        cached = usage.cached_tokens + (before.input_tokens_details.cached_tokens if before else 0)
-        thought = usage.reasoning_tokens + (before.output_tokens_details.reasoning_tokens if before else 0)
-        self.response.usage = ResponseUsage(
-            read, made, read + made, InputTokensDetails(cached), OutputTokensDetails(thought)
-        )
-
     def _snapshot(self) -> Response:
         return msgspec.structs.replace(self.response)
 
@@ -360,13 +338,3 @@ class Translator:
         number = self._number
         self._number += 1
         return number
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return log probabilities as a part carries them: with bytes, which are a list here and never null."""
-    return [{**_one(token), "top_logprobs": [_one(top) for top in token.top]} for token in tokens]
-
-
-def _one(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
-    data = token.bytes if token.bytes is not None else tuple(token.token.encode("utf-8", "surrogatepass"))
-    return {"token": token.token, "logprob": finite(token.logprob), "bytes": data}
