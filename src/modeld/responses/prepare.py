@@ -20,7 +20,16 @@ from modeld.responses.context import Context
 from modeld.responses.history import Items, Memory
 from modeld.responses.items import Response
 from modeld.responses.mcp.servers import McpServer, read_servers
-from modeld.responses.request import ResponseRequest, check, choice, functions, response, text_format, to_task
+from modeld.responses.request import (
+    ResponseRequest,
+    check,
+    check_shown,
+    choice,
+    functions,
+    response,
+    text_format,
+    to_task,
+)
 from modeld.store.responses import Origin
 from modeld.supervisor.states import Status
 
@@ -76,6 +85,7 @@ async def prepare(
     own = functions(request.tools or [])
     servers = read_servers(request.tools or [], context.mcp_policy)
     shown, chosen = choice(request.tool_choice, own, remote=bool(servers))
+    check_shown(request)
     text_format(request.text)
     answered = answers(before, given, {server.label for server in servers})
     created = context.clock.time()

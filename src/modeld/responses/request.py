@@ -225,8 +225,18 @@ def choice(
     raise invalid("tool_choice.type", f"there is no choice {str(kind)[:60]!r}")
 
 
+def check_shown(request: ResponseRequest) -> None:
+    """Refuse what a response would show again and cannot: JSON without bounds in tools or the choice of one.
+
+    Raises BadRequest.
+    """
+    for at, tool in enumerate(request.tools or ()):
+        check_free(tool, f"tools[{at}]")
+    check_free(request.tool_choice, "tool_choice")
+
+
 def _named(name: Any, known: set[str], param: str) -> None:
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise invalid(param, f"the request has no tool named {str(name)[:128]!r}")
 
 
