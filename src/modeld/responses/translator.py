@@ -54,8 +54,8 @@ class Translator:
 
     `response` is its state after the last event returned; `over`: its last event was made. `calls` are the
     function calls of this turn that the caller is to run. `summarised`: thoughts are shown as summaries.
-    `seal` encrypts a whole thought, where that was asked for; it must not raise. `remote`: names of functions that are tools of
-    MCP servers; their calls make no events and wait in `take_held`.
+    `seal` encrypts a whole thought, where that was asked for; it must not raise. `remote`: names of functions
+    that are tools of MCP servers; their calls make no events and wait in `take_held`.
 
     Every turn is fed, then settled or turned; then come the calls at servers, and the next turn or the end.
     """
