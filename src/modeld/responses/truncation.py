@@ -45,9 +45,10 @@ async def fitted(
     last = _last(ranks)
     least = await count(kept(items, ranks, last)) if last >= 0 else total
     if least > limit - 1:
+        rest = f"and {least} when all that truncation may drop is dropped" if last >= 0 else "all to be kept"
         raise BadRequest(
-            f"the input has {total} tokens, and {least} when all that truncation may drop is dropped; the "
-            f"model's context holds {limit} with the answer: shorten the last message, or the instructions",
+            f"the input has {total} tokens, {rest}; the model's context holds {limit} with the answer: "
+            "shorten the last message, or the instructions",
             code="context_length_exceeded",
             param="input",
         )

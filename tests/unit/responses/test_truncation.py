@@ -210,6 +210,14 @@ async def test_what_cannot_fit_is_refused_with_the_figures(tail: list[Item]) -> 
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
 
 
+async def test_a_single_message_that_is_too_long_is_not_said_to_be_cut() -> None:
+    """Where nothing can be dropped the message says so."""
+    counter = Counter()
+    with pytest.raises(BadRequest, match=r"has 127 tokens, all to be kept; .* holds 100 "):
+        await fitted([], [message("user", 120)], counter, 100)
+    assert counter.asked == 1
+
+
 async def test_what_counting_refuses_is_passed_on() -> None:
     """A conversation that is bad as a whole is not tried in pieces."""
     counter = Counter(strict=True)
