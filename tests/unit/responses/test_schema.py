@@ -53,7 +53,7 @@ def _part(kind: str, optional: dict[str, Any] | None = None, **required: Any) ->
     return st.fixed_dictionaries({"type": st.just(kind), **required}, optional=optional or {})
 
 
-_NULL_LIST = {"annotations": st.none() | st.just([]), "logprobs": st.none() | st.just([])}
+_NULL_LIST: dict[str, Any] = {"annotations": st.none() | st.just([]), "logprobs": st.none() | st.just([])}
 _TEXTS = (
     _part("input_text", text=_WORD) | _part("output_text", _NULL_LIST, text=_WORD) | _part("text", text=_WORD)
 )
@@ -198,7 +198,7 @@ def test_the_check_misses_no_key(name: str, body: Body) -> None:
 
 def test_kept_messages_read_as_they_were_sent() -> None:
     """Filling in what was missing changes no turn."""
-    sent = [
+    sent: list[Body] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": [{"type": "text", "text": "b"}]},
     ]
