@@ -25,8 +25,9 @@ from modeld.errors import (
 from modeld.gateway import keep_alive
 from modeld.gateway.envelope import BUG, row_of
 from modeld.ids import new_id
-from modeld.protocol.tasks import ChatTask, CountTask, Event, FunctionTool, Message, ToolChoice, Usage
+from modeld.protocol.tasks import ChatTask, Event, FunctionTool, Message, ToolChoice, Usage
 from modeld.responses import turns
+from modeld.responses.asking import count_tokens
 from modeld.responses.context import Context
 from modeld.responses.events import StreamEvent
 from modeld.responses.history import Items
@@ -34,7 +35,7 @@ from modeld.responses.inputs import Item
 from modeld.responses.items import Response
 from modeld.responses.mcp.session import CallResult, Toolbox
 from modeld.responses.mcp.tools import RemoteTool, choose, expose
-from modeld.responses.prepare import Prepared, read_messages
+from modeld.responses.prepare import Prepared, context_length, read_messages
 from modeld.responses.request import ENCRYPTED, to_task
 from modeld.responses.translator import HeldCall, Translator
 from modeld.responses.truncation import fitted
@@ -45,9 +46,6 @@ log = logging.getLogger("modeld.responses")
 
 MOST_TURNS = 10
 """Turns of the model in one response; in the last one it has no servers' tools, so that it answers."""
-
-COUNT_WAIT_S = 60.0
-"""Seconds of one wait for a count; the queue's own limits end it."""
 
 T = TypeVar("T")
 
@@ -201,7 +199,7 @@ class Run:
                 raise
             if self.prepared.request.truncation != "auto":
                 raise _of_input(refusal) from None
-            shorter = await self._shortened(task)
+            shorter = await self._shortened(task, refusal)
             try:
                 await self._ask(shorter)
             except BadRequest as again:
@@ -256,10 +254,12 @@ class Run:
             (), as_items(self.response), None, album=None, unseal=None, exposed=self._exposed_name
         )
 
-    async def _shortened(self, task: ChatTask) -> ChatTask:
+    async def _shortened(self, task: ChatTask, refusal: BadRequest) -> ChatTask:
         """Return the task with a prompt that fits: the oldest items are left out. Raises BadRequest."""
         prepared, context = self.prepared, self._context
-        length, most = _context_length(context, prepared), prepared.request.max_output_tokens
+        length, most = context_length(context, prepared), prepared.request.max_output_tokens
+        if length is None:
+            raise _of_input(refusal)
 
         async def with_items(before: Items, given: Items) -> ChatTask:
             messages = await read_messages(context, prepared, before, given)
@@ -330,17 +330,22 @@ class Run:
             return
         self._open()
         self._calls += len(calls)
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(toolbox.call(label, name, arguments)) for label, name, arguments, _ in calls
-            ]
-            for (label, name, arguments, request), task in zip(calls, running, strict=True):
-                await self._send(self.translator.call_begin(label, name, arguments, request))
-                result: CallResult = await self._patiently(task)
-                self._context.metrics.mcp_called(
-                    self.prepared.model.name, "ok" if result.error is None else "failed"
-                )
-                await self._send(self.translator.call_end(result.output, result.error))
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(toolbox.call(label, name, arguments))
+                    for label, name, arguments, _ in calls
+                ]
+                for (label, name, arguments, request), task in zip(calls, running, strict=True):
+                    await self._send(self.translator.call_begin(label, name, arguments, request))
+                    result: CallResult = await self._patiently(task)
+                    self._context.metrics.mcp_called(
+                        self.prepared.model.name, "ok" if result.error is None else "failed"
+                    )
+                    await self._send(self.translator.call_end(result.output, result.error))
+        except ExceptionGroup as group_of_one:
+            # The time is over, or the reader gone: no call raises anything itself.
+            raise group_of_one.exceptions[0] from None
 
     def _exposed_name(self, label: str, name: str) -> str:
         for exposed, tool in self._tools.items():
@@ -447,31 +452,6 @@ def code_of(error: ModeldError) -> str:
 def as_items(response: Response) -> tuple[Item, ...]:
     """Return a response's output as items are kept."""
     return tuple(msgspec.to_builtins(item) for item in response.output)
-
-
-async def count_tokens(context: Context, prepared: Prepared, task: ChatTask, priority: Priority) -> int:
-    """Return how many tokens the prompt of a task has, by the engine. Raises ModeldError."""
-    opening = context.pool.open(
-        prepared.model.name, CountTask(chat=task), prepared.identity, priority=priority
-    )
-    count: int | None = None
-    async with opening as stream:
-        while (events := await stream.take(COUNT_WAIT_S)) is not None:
-            for event in events:
-                if isinstance(event, Usage):
-                    count = event.prompt_tokens
-    if count is None:
-        raise EngineError("the engine did not say how many tokens the prompt has", code="incomplete_answer")
-    return count
-
-
-def _context_length(context: Context, prepared: Prepared) -> int:
-    """Return how many tokens the model holds. The engine has just refused a prompt, so it is loaded."""
-    now = context.pool.find(prepared.gateway, prepared.request.model) or prepared.model
-    length = now.facts.context_length if now.facts is not None else None
-    if length is None:
-        raise BadRequest("the input is too long for the model", code="context_length_exceeded", param="input")
-    return length
 
 
 def _of_input(refusal: BadRequest) -> BadRequest:

@@ -145,3 +145,9 @@ async def read_messages(
 def task_of(prepared: Prepared, messages: tuple[Message, ...]) -> ChatTask:
     """Return the task of a first turn with these messages, without tools of servers."""
     return to_task(prepared.request, messages, prepared.shown, prepared.choice)
+
+
+def context_length(context: Context, prepared: Prepared) -> int | None:
+    """Return how many tokens the model holds, None when that is not known, as before it is loaded."""
+    now = context.pool.find(prepared.gateway, prepared.request.model) or prepared.model
+    return now.facts.context_length if now.facts is not None else None

@@ -19,11 +19,11 @@ from modeld.responses import context as contexts
 from modeld.responses import listing
 from modeld.responses.background import Background
 from modeld.responses.context import Context
-from modeld.responses.engine import Run, count_tokens
+from modeld.responses.engine import Run
 from modeld.responses.events import framed
 from modeld.responses.items import Response
 from modeld.responses.outlets import KEEPALIVE, EventStream, Whole
-from modeld.responses.prepare import Prepared, prepare, task_of
+from modeld.responses.prepare import Prepared, prepare
 from modeld.responses.request import read
 from modeld.store.responses import Stored
 
@@ -170,25 +170,6 @@ async def input_items(request: web.Request) -> web.StreamResponse:
     return _body(dumps(listing.listed(items, page)))
 
 
-async def count(request: web.Request) -> web.StreamResponse:
-    """Say how many tokens a request's input has."""
-    context, exchange = request.app[contexts.KEY], request[exchanges.KEY]
-    raw = await read_json(request, context.settings)
-    prepared = await prepare(
-        context,
-        read(raw),
-        identity=exchange.identity,
-        gateway=routing.gateway_name(request, context.pool),
-        room=context.settings.max_request_body - len(raw),
-        dry=True,
-    )
-    exchange.model = prepared.model.name
-    tokens = await count_tokens(
-        context, prepared, task_of(prepared, prepared.messages), routing.priority(request)
-    )
-    return _body(dumps({"object": "response.input_tokens", "input_tokens": tokens}))
-
-
 def _note(exchange: Exchange, run: Run) -> None:
     exchange.first_event, exchange.chunks = run.first_event, run.events
     exchange.usage = run.usage
@@ -232,7 +213,6 @@ def _body(data: bytes) -> web.Response:
 def add_routes(app: web.Application) -> None:
     """Register this room's routes."""
     routing.add_post(app, "/v1/responses", create, expect)
-    routing.add_post(app, "/v1/responses/input_tokens", count, expect)
     routing.add_get(app, "/v1/responses/{id}", fetch)
     routing.add_delete(app, "/v1/responses/{id}", delete)
     routing.add_get(app, "/v1/responses/{id}/input_items", input_items)
