@@ -132,7 +132,7 @@ def closed(
                 )
             ]
         case McpListTools(error=error):
-            ended = e.McpListCompleted if error is None else e.McpListFailed
+            ended = e.McpListCompleted if error is msgspec.UNSET else e.McpListFailed
             out = [ended(sequence_number=number(), item_id=id, output_index=at)]
         case McpCall(error=error):
             item.status = "failed" if error is not None else status

@@ -425,8 +425,8 @@ class Run:
             log.error("bug in a response", exc_info=error, extra={"response": self.response.id})
             error = ModeldError(f"modeld failed to answer; its log has the reason under {self.response.id}")
         told = self.translator.error(error.code, error.message, error.param, row.type)
-        *closing, terminal = self.translator.fail(code_of(error), error.message, self._now())
-        await self._send([told, *closing])
+        [terminal] = self.translator.fail(code_of(error), error.message, self._now())
+        await self._send(told)
         try:
             await self._outlet.keep(self.response, terminal)
         except StoreFailed as failure:

@@ -81,12 +81,15 @@ class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
 
 
 class McpListTools(msgspec.Struct, tag_field="type", tag="mcp_list_tools"):
-    """What an MCP server offers; `error` says why that is not known."""
+    """What an MCP server offers; `error` says why that is not known, and is left out where it is.
+
+    Never null: the Vercel AI SDK refuses that.
+    """
 
     id: str
     server_label: str
     tools: list[dict[str, Any]] = []
-    error: str | None = None
+    error: str | UnsetType = UNSET
 
 
 class McpCall(msgspec.Struct, tag_field="type", tag="mcp_call"):

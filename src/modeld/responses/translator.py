@@ -165,7 +165,7 @@ class Translator:
         """Return what says that the server has told its tools, or why it has not."""
         item = self._item
         assert isinstance(item, McpListTools), item
-        item.tools, item.error = tools, error
+        item.tools, item.error = tools, msgspec.UNSET if error is None else error
         return self.settle()
 
     def call_begin(
@@ -236,16 +236,20 @@ class Translator:
         self.response.status = "cancelled"
         return [*out, self._last(e.IncompleteEvent)]
 
-    def error(self, code: str | None, message: str, param: str | None, type: str) -> e.ErrorEvent:
-        """Return an error as an event; `fail` follows. It replaces a last event that was not sent."""
-        self._withdraw()
-        return e.ErrorEvent(
+    def error(self, code: str | None, message: str, param: str | None, type: str) -> list[e.StreamEvent]:
+        """Return an error as an event, behind what closes the open item as incomplete; `fail` follows.
+
+        So nothing stands between it and response.failed. It replaces a last event that was not sent.
+        """
+        out = self._break_off()
+        told = e.ErrorEvent(
             sequence_number=self._next(),
             code=code,
             message=message,
             param=param,
             error={"type": type, "code": code, "message": message, "param": param},
         )
+        return [*out, told]
 
     def _last(self, kind: type[e.Terminal]) -> e.Terminal:
         self.over = True

@@ -192,7 +192,7 @@ def test_an_error_is_told_in_both_shapes() -> None:
     run = translator()
     run.begin()
     run.finish(5)
-    events: list[e.StreamEvent] = [run.error("store_failed", "no space left", "store", "server_error")]
+    events = run.error("store_failed", "no space left", "store", "server_error")
     events += run.fail("store_failed", "no space left", 6)
     assert bodies(events)[0] == {
         "type": "error",

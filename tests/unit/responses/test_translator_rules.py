@@ -85,11 +85,13 @@ class Reader:
             self._ended(body)
         elif kind == "error":
             assert not self._error
+            assert self._item is None  # nothing comes between it and the end
             assert body["error"] == {"type": body["error"]["type"]} | {
                 key: body[key] for key in ("code", "message", "param")
             }
             self._error = True
         else:
+            assert not self._error
             self._of_item(kind, body)
 
     def _of_item(self, kind: str, body: Body) -> None:
@@ -375,7 +377,7 @@ class Responses(RuleBasedStateMachine):
                 self.send(self.translator.cancel(8))
             case _:
                 if "told" in kept:
-                    self.send([self.translator.error("store_full", "no room", None, "server_error")])
+                    self.send(self.translator.error("store_full", "no room", None, "server_error"))
                 self.send(self.translator.fail("store_full", "no room", 8))
         self.over()
 
@@ -392,7 +394,7 @@ class Responses(RuleBasedStateMachine):
             self.send(self.translator.cancel(8))
         else:
             if how == "error":
-                self.send([self.translator.error("engine_died", "dead", None, "server_error")])
+                self.send(self.translator.error("engine_died", "dead", None, "server_error"))
             self.send(self.translator.fail("engine_died", "dead", 8))
             error = self.translator.response.error
             assert error is not None
@@ -441,7 +443,7 @@ def _content(item: Body) -> str:
         case "mcp_call":
             return str(item["output"])
         case "mcp_list_tools":
-            return item["error"] or ""
+            return str(item.get("error", ""))
         case _:
             return str(item["arguments"])
 
