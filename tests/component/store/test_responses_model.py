@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from modeld.store.chains import Item
 from modeld.store.conversations import Conversations
@@ -20,7 +20,8 @@ from modeld.store.responses import Done, Draft, History, Origin, Responses
 from tests.fakes.clock import FakeClock
 
 TABLES = ("item", "chain", "link", "response", "run", "log", "conversation", "garbage")
-IDENTITIES = st.sampled_from(["local", "key_2"])
+IDENTITIES = st.sampled_from(["local", "local", "local", "key_2"])
+SOURCES = st.sampled_from(["response"] * 4 + ["conversation"] * 3 + ["nothing", "memory"])
 FEW = st.integers(0, 3)
 PICK = st.integers(0, 1000)
 
@@ -110,7 +111,7 @@ class Store(RuleBasedStateMachine):
 
     @rule(
         identity=IDENTITIES,
-        source=st.sampled_from(["nothing", "response", "conversation", "memory"]),
+        source=SOURCES,
         pick=PICK,
         count=FEW,
         background=st.booleans(),
@@ -120,6 +121,12 @@ class Store(RuleBasedStateMachine):
         self, identity: str, source: str, pick: int, count: int, background: bool, streamed: bool
     ) -> None:
         """Begin a response that goes on from something."""
+        self.begin(identity, source, pick, count, background, streamed)
+
+    def begin(
+        self, identity: str, source: str, pick: int, count: int, background: bool, streamed: bool = False
+    ) -> str:
+        """Begin a response and return its id."""
         origin = Origin()
         before: tuple[Item, ...] = ()
         if source == "response":
@@ -142,6 +149,7 @@ class Store(RuleBasedStateMachine):
             self.kept[id] = self.begun[id] = kept
         else:
             self.open[id] = kept
+        return id
 
     @precondition(lambda self: self.begun)
     @rule(pick=PICK, count=FEW)
@@ -165,7 +173,20 @@ class Store(RuleBasedStateMachine):
     def end(self, pick: int, count: int, status: str, lasts: float | None, keep: bool) -> None:
         """Finish a response."""
         ids = [*self.open, *self.begun]
-        id = ids[pick % len(ids)]
+        self.finish(ids[pick % len(ids)], count, status, lasts, keep)
+
+    @rule(
+        identity=IDENTITIES,
+        turns=st.lists(st.tuples(SOURCES, PICK, FEW, FEW, st.booleans()), min_size=1, max_size=6),
+    )
+    def turns(self, identity: str, turns: list[tuple[str, int, int, int, bool]]) -> None:
+        """Ask and answer a few times, one after the other."""
+        for source, pick, asked, answered, background in turns:
+            id = self.begin(identity, source, pick, asked, background)
+            self.finish(id, answered, "completed", None, keep=True)
+
+    def finish(self, id: str, count: int, status: str, lasts: float | None, keep: bool) -> None:
+        """Finish a response, and see that it is told whether it was still there."""
         foreground = id in self.open
         kept = self.open.pop(id, None) or self.begun.pop(id)
         outputs = self.items(count)
@@ -229,6 +250,7 @@ class Store(RuleBasedStateMachine):
         if there:
             del self.kept[id]
 
+    @precondition(lambda self: self.begun)
     @rule()
     def begin_another_life(self) -> None:
         """The daemon restarts: what it worked on has failed, and what was in the foreground never was."""
@@ -256,6 +278,7 @@ class Store(RuleBasedStateMachine):
         assert self.run(self.responses.sweep(self.clock.time())) == len(gone)
         for id in gone:
             del self.kept[id]
+        self.the_same_to_all_readers()
         assert self.run(self.db.fetch(LOOSE)) == [(0,)] * 3
         held = {
             (each.identity, item["id"]): item
@@ -270,6 +293,7 @@ class Store(RuleBasedStateMachine):
 
     # --- conversations --------------------------------------------------------------------------------------
 
+    @precondition(lambda self: len(self.talks) < 3)
     @rule(identity=IDENTITIES, count=FEW)
     def talk(self, identity: str, count: int) -> None:
         """Begin a conversation."""
@@ -315,7 +339,7 @@ class Store(RuleBasedStateMachine):
 
     # --- what always holds ----------------------------------------------------------------------------------
 
-    @invariant()
+    @rule()
     def the_same_to_all_readers(self) -> None:
         """Every response and conversation reads as the model has it, and only for its own caller."""
         for id, kept in self.kept.items():
@@ -344,6 +368,7 @@ class Store(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Delete everything: nothing is left."""
         if hasattr(self, "db"):
+            self.the_same_to_all_readers()
             for id, kept in self.kept.items():
                 assert self.run(self.responses.delete(kept.identity, id)) is self.there(kept)
             for id, (owner, _) in self.talks.items():
@@ -357,4 +382,4 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=60, stateful_step_count=40)
+TestStore.settings = settings(max_examples=50, stateful_step_count=40)
