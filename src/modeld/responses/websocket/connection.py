@@ -100,16 +100,17 @@ class Connection:
                 watching = group.create_task(self._watch())
                 if self._farewell is not None:
                     self._reading.cancel()
-                await asyncio.wait({self._reading})
-                self._over = True
-                watching.cancel()
-                for task in self._running:
-                    task.cancel()
+                try:
+                    await asyncio.wait({self._reading})
+                finally:  # the handler is cancelled when the connection is lost
+                    self._over = True
+                    watching.cancel()
+                    for task in self._running:
+                        task.cancel()
             if self._farewell is not None:
                 code, reason = self._farewell
                 await self._close(code, reason)
         finally:
-            self._over = True
             self.gone.set()
 
     def leave(self, code: int, reason: str) -> None:
