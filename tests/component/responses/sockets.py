@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from modeld.protocol.tasks import Finish, Task, Text, Usage
+from modeld.responses.websocket.routes import OPEN
 from tests.component.responses.served import Body, Served
 from tests.fakes.pool import Answer, FakePool, FakeStream
 
@@ -123,8 +124,9 @@ def told(event: Body) -> tuple[int, str, str | None]:
     return event["status"], event["error"]["code"], event["error"]["param"]
 
 
-async def until(condition: Any) -> None:
-    """Wait for what no event tells of."""
+async def all_gone(api: Served) -> None:
+    """Wait until the connections that are open have ended."""
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
+        opened = api.runner.app[OPEN]
+        for connection in tuple(opened):
+            await connection.gone.wait()

@@ -43,6 +43,7 @@ class Socket(web.WebSocketResponse[Literal[False]]):
     def __init__(self, max_bytes: int, too_large: bytes) -> None:
         super().__init__(
             timeout=CLOSE_S,
+            autoclose=False,
             autoping=False,
             compress=False,
             max_msg_size=max_bytes + 1,  # aiohttp refuses what has as many bytes as this
@@ -107,9 +108,8 @@ class Connection:
                     watching.cancel()
                     for task in self._running:
                         task.cancel()
-            if self._farewell is not None:
-                code, reason = self._farewell
-                await self._close(code, reason)
+            # Only now: aiohttp cancels the handler of a connection that is gone, as if the client had left.
+            await self._close(*(self._farewell or (WSCloseCode.OK, b"")))
         finally:
             self.gone.set()
 
@@ -243,11 +243,11 @@ class Connection:
             self.leave(WSCloseCode.OK, "connection limit reached")
 
     async def _close(self, code: int, reason: bytes) -> None:
-        """Say goodbye; a client that does not read or answer gets CLOSE_S for it."""
+        """Say goodbye, first or second; a client that does not read or answer gets CLOSE_S for it."""
         transport = self._request.transport
         try:
             async with asyncio.timeout(2 * CLOSE_S):
-                await self._socket.close(code=code, message=reason)
+                await self._socket.close(code=code, message=reason, drain=self._farewell is not None)
         except TimeoutError:
             if transport is not None:
                 transport.abort()
