@@ -19,12 +19,16 @@ from typing import Any, TypeAlias
 import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import EmbeddedResource, ImageContent, TextContent, TextResourceContents, ToolAnnotations
 from pydantic import BaseModel
 
 BIG = 2_000_000
 """Characters that the tool `big` answers."""
+
+ENOUGH = 5_000
+"""Pieces of 10 kB of an answer that has no end: more than any client should read."""
 
 
 class Answer(BaseModel):
@@ -64,7 +68,7 @@ def _real(*, json_response: bool = False) -> Any:
     async def fail() -> str:
         """Never succeed."""
         _note(tool="fail", event="begin", arguments={})
-        raise ValueError("the tool failed on purpose")
+        raise ToolError("the tool failed on purpose")
 
     @server.tool(structured_output=False)
     async def hang(mark: str = "") -> str:
@@ -144,7 +148,7 @@ def _tool(name: Any, schema: Any = None, **rest: Any) -> dict[str, Any]:
 
 def _odd_tools() -> list[Any]:
     deep: dict[str, Any] = {"type": "object"}
-    for _ in range(100):
+    for _ in range(40):
         deep = {"type": "object", "properties": {"x": deep}}
     return [
         _tool("good", description="fine", annotations={"readOnlyHint": True}),
@@ -219,7 +223,8 @@ async def _flood(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": fields})
     notice = {"jsonrpc": "2.0", "method": "notifications/message"}
     line = json.dumps({**notice, "params": {"level": "info", "data": "x" * 10_000}})
-    for number in range(100_000):
+    for number in range(ENOUGH):
+        await asyncio.sleep(0)
         event = f"id: {number}\nevent: message\ndata: {line}\n\n".encode()
         await send({"type": "http.response.body", "body": event, "more_body": True})
 
@@ -250,7 +255,8 @@ async def _oddly(scope: Scope, receive: Receive, send: Send) -> bool:
     elif path == "/endless":
         fields = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": fields})
-        for _ in range(100_000):
+        for _ in range(ENOUGH):
+            await asyncio.sleep(0)
             await send({"type": "http.response.body", "body": b" " * 10_000, "more_body": True})
     else:
         return False
@@ -267,6 +273,7 @@ def _modern(scope: Scope) -> bool:
     return headers.get(b"mcp-protocol-version", b"") >= b"2026"
 
 
+REAL = frozenset({"/mcp", "/json", "/legacy", "/auth", "/stubborn"})
 RAW = frozenset(
     {"/slow", "/many", "/same", "/pages", "/odd", "/heavy", "/nonsense", "/protocol", "/forgets", "/flood"}
 )
@@ -289,7 +296,12 @@ def _app(events: Any, plain: Any) -> Callable[[Scope, Receive, Send], Awaitable[
             await _answer(send, 400, b"unsupported", "text/plain")
         elif path == "/stubborn" and scope["method"] == "DELETE":
             await asyncio.sleep(600)
-        elif not await _oddly(scope, receive, send):
+        elif await _oddly(scope, receive, send):
+            pass
+        elif path not in REAL:
+            await _body(receive)
+            await _answer(send, 404, b"nothing here", "text/plain")
+        else:
             served = plain if path == "/json" else events
             await served({**scope, "path": "/mcp", "raw_path": b"/mcp"}, receive, send)
 

@@ -19,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     HEADER_MISMATCH,
+    PARSE_ERROR,
     AudioContent,
     CallToolRequest,
     CallToolRequestParams,
@@ -51,12 +52,11 @@ SHORTEST_SECRET = 6
 
 _ANSWER: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 
-for _name in ("mcp", "client", "httpx2", "httpcore2"):
-    # They log messages and headers: callers' words, servers' secrets. "client" is the SDK's, too.
-    _foreign = logging.getLogger(_name)
-    _foreign.setLevel(logging.CRITICAL + 1)
-    _foreign.propagate = False
-    _foreign.addHandler(logging.NullHandler())
+# The libraries' own lines hold whole messages and headers: callers' words, and secrets of both sides. None is
+# written, whatever levels are set. ("client" is the SDK's as well.)
+for _name in ("mcp", "client", "httpx2", "httpcore2", *logging.root.manager.loggerDict):
+    if _name.partition(".")[0] in ("mcp", "client", "httpx2", "httpcore2"):
+        logging.getLogger(_name).disabled = True
 
 
 @asynccontextmanager
@@ -90,12 +90,10 @@ async def connected(server: McpServer, egress: Egress, limits: McpLimits) -> Asy
         yield client
 
 
-async def ask(
-    note: Note, seconds: float, limit: str, server: McpServer, act: Callable[[], Awaitable[T]]
-) -> T:
+async def ask(note: Note, seconds: float, time: str, server: McpServer, act: Callable[[], Awaitable[T]]) -> T:
     """Return what `act` returns; what it asks is noted.
 
-    Raises Fault, also after `seconds`, which are the setting `limit`. Being cancelled cancels at the server.
+    Raises Fault, also after `seconds`, which `time` tells of. Being cancelled cancels at the server.
     """
     token = NOTE.set(note)
     failed: BaseException | None = None
@@ -111,7 +109,7 @@ async def ask(
         NOTE.reset(token)
     if failed is None and not note.over:
         failed = TimeoutError()
-    raise explain(failed, note, server, f"{seconds:g} s ({limit})")
+    raise explain(failed, note, server, time)
 
 
 def explain(error: BaseException | None, note: Note, server: McpServer, time: str) -> Fault:
@@ -127,10 +125,10 @@ def explain(error: BaseException | None, note: Note, server: McpServer, time: st
         return Fault("protocol", NO_CONNECTION, note.failure)
     if (status := note.refusal) is not None:
         return Fault("http", status, f"the server answered HTTP {phrase(status)}")
+    if isinstance(leaf, ValidationError) or (isinstance(leaf, MCPError) and leaf.code == PARSE_ERROR):
+        return Fault("protocol", UNREADABLE, "the server's answer is not one of MCP's")
     if isinstance(leaf, MCPError):
         return Fault("protocol", leaf.code, scrubbed(leaf.message, server))
-    if isinstance(leaf, ValidationError):
-        return Fault("protocol", UNREADABLE, "the server's answer is not one of MCP's")
     log.warning(
         "a session with an MCP server broke", extra={"server": server.label, "reason": type(leaf).__name__}
     )

@@ -70,9 +70,11 @@ class Toolbox:
     async def list(self, label: str) -> ListedTools:
         """Return a server's tools. Raises UpstreamFailed."""
         limits = self._limits
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limits.list_s
         try:
             session = await self._session(label)
-            return await session.list()
+            return await session.list(end - loop.time())
         except Fault as fault:
             reason = f"Http status code: {phrase(fault.code)}" if fault.kind == "http" else fault.message
             if fault.kind == "tool":
@@ -106,7 +108,9 @@ class Toolbox:
         session = self._sessions.get(label)
         if session is None or session.over:
             session = self._sessions[label] = _Session(self._servers[label], self._egress, self._limits)
-            self._owners[self._group.create_task(session.own())] = session
+            owner = self._group.create_task(session.own())
+            owner.add_done_callback(session.done)
+            self._owners[owner] = session
         await session.opened.wait()
         if session.fault is not None:
             raise session.fault
@@ -120,6 +124,7 @@ class _Session:
         self._server = server
         self._egress = egress
         self._limits = limits
+        self._list_time = f"{limits.list_s:g} s (mcp.list_timeout)"
         self._client: Client | None = None
         self.opened = asyncio.Event()
         """It is open, or failed to be."""
@@ -151,27 +156,28 @@ class _Session:
                         limit.reschedule(loop.time() + self._limits.close_s)
         except Exception as error:
             if not self.opened.is_set():
-                time = f"{self._limits.list_s:g} s (mcp.list_timeout)"
-                self.fault = client.explain(error, note, self._server, time)
-        finally:
-            self._client = None
-            self.over = True
-            self.opened.set()
+                self.fault = client.explain(error, note, self._server, self._list_time)
+
+    def done(self, _: asyncio.Task[None]) -> None:
+        """Have nobody wait for a session that is over, also when its task was cancelled before it began."""
+        self._client = None
+        self.over = True
+        self.opened.set()
 
     def retire(self) -> None:
         """Have the next use open another session; what is under way in this one goes on."""
         self.over = True
 
-    async def list(self) -> ListedTools:
-        """Return the server's tools. Raises Fault."""
+    async def list(self, seconds: float) -> ListedTools:
+        """Return the server's tools; `seconds` are left for that. Raises Fault."""
         from modeld.responses.mcp import client, transport
 
         limits, speaker = self._limits, self._open()
         note = transport.Note(left=limits.list_bytes)
         return await client.ask(
             note,
-            limits.list_s,
-            "mcp.list_timeout",
+            seconds,
+            self._list_time,
             self._server,
             lambda: client.listed(speaker, limits, self._server.label),
         )
@@ -186,7 +192,7 @@ class _Session:
             result = await client.ask(
                 note,
                 limits.call_s,
-                "mcp.call_timeout",
+                f"{limits.call_s:g} s (mcp.call_timeout)",
                 self._server,
                 lambda: client.called(speaker, name, arguments, limits),
             )

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from modeld.gateway.egress import Egress, Policy
+from modeld.gateway.egress import Egress
 from modeld.responses.mcp.servers import policy, read_servers
 from modeld.responses.mcp.session import McpLimits, Toolbox
 from tests.harness.mcp_server import Server, serving
@@ -30,10 +30,14 @@ def opened() -> Opened:
 
     @asynccontextmanager
     async def box(
-        url: str, *, where: Policy | None = None, limits: dict[str, Any] | None = None, **body: Any
+        url: str,
+        *,
+        egress: Egress | None = None,
+        limits: dict[str, Any] | None = None,
+        **body: Any,
     ) -> AsyncIterator[Toolbox]:
         servers = read_servers([{"type": "mcp", "server_label": "x", "server_url": url, **body}])
-        async with Toolbox(servers, Egress(where or policy()), replace(LIMITS, **(limits or {}))) as toolbox:
+        async with Toolbox(servers, egress or Egress(policy()), replace(LIMITS, **(limits or {}))) as toolbox:
             yield toolbox
 
     return box
