@@ -90,7 +90,7 @@ class Conversations:
                 return False
             await transaction.execute("DELETE FROM conversation WHERE id = ?", (id,))
             await garbage.let_go(transaction, end.chain)
-        await garbage.clear(self._db)
+        await garbage.clear_now(self._db)
         return True
 
     async def items(self, identity: str, id: str) -> tuple[Item, ...] | None:
@@ -119,7 +119,7 @@ class Conversations:
             if end is None or not rows:
                 return False
             await _take_out(transaction, id, end, rows)
-        await garbage.clear(self._db)
+        await garbage.clear_now(self._db)
         return True
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import msgspec
 
+from modeld.errors import StoreFailed
 from modeld.store.db import Database, Transaction
+
+_log = logging.getLogger("modeld.store")
 
 BATCH = 500
 """Rows that one transaction clears away at most."""
@@ -62,7 +66,18 @@ async def clear(db: Database) -> None:
                 if not rows:
                     return
                 ((kind, key),) = rows
-                left -= 1 + await (_log if kind == "log" else _chain)(transaction, key, left)
+                left -= 1 + await (_clear_log if kind == "log" else _clear_chain)(transaction, key, left)
+
+
+async def clear_now(db: Database) -> None:
+    """Clear away what a deletion has just let go of; where that fails, the next sweep does it.
+
+    The deletion itself is stored by then: its caller is not to be told that it failed.
+    """
+    try:
+        await clear(db)
+    except StoreFailed as failure:
+        _log.warning("what was deleted is out of reach, and will be cleared away later: %s", failure)
 
 
 async def expire(db: Database, now: float) -> int:
@@ -88,7 +103,7 @@ async def expire(db: Database, now: float) -> int:
     return gone
 
 
-async def _log(transaction: Transaction, key: int, limit: int) -> int:
+async def _clear_log(transaction: Transaction, key: int, limit: int) -> int:
     cleared = await transaction.execute(
         "DELETE FROM log WHERE response = ? AND number IN "
         "(SELECT number FROM log WHERE response = ? LIMIT ?)",
@@ -99,7 +114,7 @@ async def _log(transaction: Transaction, key: int, limit: int) -> int:
     return cleared
 
 
-async def _chain(transaction: Transaction, key: int, limit: int) -> int:
+async def _clear_chain(transaction: Transaction, key: int, limit: int) -> int:
     """Remove the links at places that nobody holds, and the items to which no other link leads."""
     ((held,),) = await transaction.fetch(_HELD, {"chain": key})
     # Lists are handed over whole: each row of a result waits for the interpreter.

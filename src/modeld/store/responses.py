@@ -140,7 +140,7 @@ class Responses:
             for (key,) in rows:
                 await garbage.forget(transaction, key)
         if rows:
-            await garbage.clear(self._db)
+            await garbage.clear_now(self._db)
         return bool(rows)
 
     async def sweep(self, now: float) -> int:

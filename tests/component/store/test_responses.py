@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from modeld.errors import StoreFailed
 from modeld.store import garbage
 from modeld.store.chains import Item
 from modeld.store.conversations import Conversation, Conversations
@@ -240,6 +242,28 @@ async def test_a_parent_deleted_while_its_child_runs_is_still_in_its_history(
     assert await responses.finish(done("b", before=before, origin=origin))
     assert await ids(responses, "b") == ["in_a", "out_a", "in_b", "out_b"]
     assert await responses.inputs(ME, "b") == items("in_b")
+
+
+async def test_a_deletion_that_cannot_be_cleared_away_has_still_happened(
+    responses: Responses, db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk fills up between the two: the response is out of reach, the log says why its rows are not gone
+    yet, and the next sweep removes them.
+    """
+
+    async def fail(db: Database) -> None:
+        raise StoreFailed("the disk is full")
+
+    await responses.finish(done("a"))
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "modeld.store"):
+        patch.setattr(garbage, "clear", fail)
+        assert await responses.delete(ME, "a")
+    assert "the disk is full" in caplog.text
+    assert await responses.get(ME, "a") is None
+    assert not await responses.delete(ME, "a")
+    assert await count(db, "item") == 2
+    await responses.sweep(NOW)
+    assert await count(db, "item") == 0
 
 
 async def test_clearing_away_lets_others_write(

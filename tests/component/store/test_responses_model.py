@@ -367,18 +367,24 @@ class Store(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Delete everything: nothing is left."""
-        if hasattr(self, "db"):
-            self.the_same_to_all_readers()
-            for id, kept in self.kept.items():
-                assert self.run(self.responses.delete(kept.identity, id)) is self.there(kept)
-            for id, (owner, _) in self.talks.items():
-                assert self.run(self.conversations.delete(owner, id))
-            self.restart()
-            self.run(self.responses.sweep(self.clock.time()))
-            for table in TABLES:
-                assert self.run(self.db.fetch(f"SELECT * FROM {table}")) == [], table
-        self.run(self.stack.aclose())
-        self.runner.close()
+        try:
+            if hasattr(self, "db"):
+                self.leave_nothing()
+        finally:
+            self.run(self.stack.aclose())
+            self.runner.close()
+
+    def leave_nothing(self) -> None:
+        """Delete everything."""
+        self.the_same_to_all_readers()
+        for id, kept in self.kept.items():
+            assert self.run(self.responses.delete(kept.identity, id)) is self.there(kept)
+        for id, (owner, _) in self.talks.items():
+            assert self.run(self.conversations.delete(owner, id))
+        self.restart()
+        self.run(self.responses.sweep(self.clock.time()))
+        for table in TABLES:
+            assert self.run(self.db.fetch(f"SELECT * FROM {table}")) == [], table
 
 
 TestStore = Store.TestCase
