@@ -178,11 +178,16 @@ class Store(RuleBasedStateMachine):
     @rule(
         identity=IDENTITIES,
         turns=st.lists(st.tuples(SOURCES, PICK, FEW, FEW, st.booleans()), min_size=1, max_size=6),
+        at_once=st.booleans(),
     )
-    def turns(self, identity: str, turns: list[tuple[str, int, int, int, bool]]) -> None:
-        """Ask and answer a few times, one after the other."""
-        for source, pick, asked, answered, background in turns:
-            id = self.begin(identity, source, pick, asked, background)
+    def turns(self, identity: str, turns: list[tuple[str, int, int, int, bool]], at_once: bool) -> None:
+        """Ask and answer a few times, one after the other or all at once."""
+        asked = []
+        for source, pick, given, answered, background in turns:
+            asked.append((self.begin(identity, source, pick, given, background), answered))
+            if not at_once:
+                self.finish(*asked.pop(), "completed", None, keep=True)
+        for id, answered in asked:
             self.finish(id, answered, "completed", None, keep=True)
 
     def finish(self, id: str, count: int, status: str, lasts: float | None, keep: bool) -> None:
@@ -388,4 +393,4 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=50, stateful_step_count=40)
+TestStore.settings = settings(max_examples=30, stateful_step_count=40)
