@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from modeld.store.db import Row, Transaction
+from modeld.store.db import Block, Row
 
 Item: TypeAlias = dict[str, Any]
 """An item as the API shows it, with its type and its id."""
@@ -90,9 +90,7 @@ def decoded(rows: Sequence[Row]) -> tuple[Row, tuple[Item, ...]] | None:
     return tuple(shown), items
 
 
-async def stored(
-    transaction: Transaction, identity: str, items: Sequence[Item], *, known: bool = False
-) -> list[int]:
+def stored(block: Block, identity: str, items: Sequence[Item], *, known: bool = False) -> list[int]:
     """Store items and return their keys; with `known`, those that are there already are not stored again."""
     if not items:
         return []
@@ -100,13 +98,13 @@ async def stored(
     have: dict[tuple[str | None, bytes], int] = {}
     if known:
         ids = _ENCODE([id for id, _ in packed if id])
-        rows = await transaction.fetch(
+        rows = block.fetch(
             "SELECT id, data, key FROM item WHERE id IN (SELECT value FROM json_each(?)) AND identity = ? "
             "LIMIT ?",
             (ids.decode(), identity, len(packed) + SAME),
         )
         have = {(id, data): key for id, data, key in rows}
-    ((last,),) = await transaction.fetch("SELECT coalesce(max(key), 0) FROM item")
+    ((last,),) = block.fetch("SELECT coalesce(max(key), 0) FROM item")
     keys, new = [], []
     for id, data in packed:
         key = have.get((id, data))
@@ -115,39 +113,36 @@ async def stored(
             new.append((key, identity, id, data))
         keys.append(key)
     if new:
-        await transaction.execute_many("INSERT INTO item (key, identity, id, data) VALUES (?, ?, ?, ?)", new)
+        block.execute_many("INSERT INTO item (key, identity, id, data) VALUES (?, ?, ?, ?)", new)
     return keys
 
 
-async def appended(transaction: Transaction, after: Ref | None, keys: Sequence[int]) -> Ref:
+def appended(block: Block, after: Ref | None, keys: Sequence[int]) -> Ref:
     """Put stored items behind what `after` names (None: nothing) and return all of it.
 
     Nothing that others hold changes: when `after` is not the end of its chain, a fork begins there.
     """
     if after is None:
-        return Ref(await begun(transaction, None, 0, enumerate(keys)), len(keys))
+        return Ref(begun(block, None, 0, enumerate(keys)), len(keys))
     links = enumerate(keys, after.upto)
-    grown = await transaction.fetch(
+    grown = block.fetch(
         "SELECT 1 FROM link WHERE chain = ? AND place >= ? LIMIT 1", (after.chain, after.upto)
     )
     if not keys or not grown:
-        await _link(transaction, after.chain, links)
+        _link(block, after.chain, links)
         return Ref(after.chain, after.upto + len(keys))
-    return Ref(await begun(transaction, after.chain, after.upto, links), after.upto + len(keys))
+    return Ref(begun(block, after.chain, after.upto, links), after.upto + len(keys))
 
 
-async def begun(
-    transaction: Transaction, parent: int | None, at: int, links: Iterable[tuple[int, int]]
-) -> int:
+def begun(block: Block, parent: int | None, at: int, links: Iterable[tuple[int, int]]) -> int:
     """Begin a chain at a place of its parent with (place, item key) pairs; return its key."""
-    await transaction.execute("INSERT INTO chain (parent, at) VALUES (?, ?)", (parent, at))
-    ((key,),) = await transaction.fetch("SELECT last_insert_rowid()")
-    await _link(transaction, key, links)
-    return int(key)
+    key = block.insert("INSERT INTO chain (parent, at) VALUES (?, ?)", (parent, at))
+    _link(block, key, links)
+    return key
 
 
-async def _link(transaction: Transaction, chain: int, links: Iterable[tuple[int, int]]) -> None:
-    await transaction.execute_many(
+def _link(block: Block, chain: int, links: Iterable[tuple[int, int]]) -> None:
+    block.execute_many(
         "INSERT INTO link (chain, place, item) VALUES (?, ?, ?)",
         [(chain, place, key) for place, key in links],
     )

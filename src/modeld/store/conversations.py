@@ -8,7 +8,7 @@ import msgspec
 
 from modeld.store import chains, garbage
 from modeld.store.chains import Item, Ref
-from modeld.store.db import Database, Row, Transaction
+from modeld.store.db import Block, Database, Row
 
 _SEEN = "SELECT chain, 0 AS low, upto AS high FROM conversation WHERE id = :id AND identity = :identity"
 _READING = chains.reading(_SEEN, "TRUE")
@@ -57,15 +57,9 @@ class Conversations:
         self, identity: str, id: str, metadata: dict[str, str], items: Sequence[Item], created: float
     ) -> Conversation:
         """Store a new conversation with its first items."""
-        async with self._db.write() as transaction:
-            keys = await chains.stored(transaction, identity, items, known=True)
-            end = await chains.appended(transaction, None, keys)
-            await transaction.execute(
-                "INSERT INTO conversation (id, identity, metadata, created, chain, upto) "
-                "VALUES (?, ?, ?, ?, ?, ?)",
-                (id, identity, msgspec.json.encode(metadata).decode(), created, end.chain, end.upto),
-            )
-        return Conversation(id, metadata, created)
+        made = Conversation(id, metadata, created)
+        await self._db.transact(_create, identity, made, items)
+        return made
 
     async def get(self, identity: str, id: str) -> Conversation | None:
         """Return a conversation, None when it is unknown, deleted or another's."""
@@ -84,14 +78,10 @@ class Conversations:
 
     async def delete(self, identity: str, id: str) -> bool:
         """Delete a conversation, and those of its items that no response holds; False when it is unknown."""
-        async with self._db.write() as transaction:
-            end = await _end(transaction, identity, id)
-            if end is None:
-                return False
-            await transaction.execute("DELETE FROM conversation WHERE id = ?", (id,))
-            await garbage.let_go(transaction, end.chain)
-        await garbage.clear_now(self._db)
-        return True
+        deleted = await self._db.transact(_delete, identity, id)
+        if deleted:
+            await garbage.clear_now(self._db)
+        return deleted
 
     async def items(self, identity: str, id: str) -> tuple[Item, ...] | None:
         """Return the items in order; None as for `get`."""
@@ -100,11 +90,7 @@ class Conversations:
 
     async def add(self, identity: str, id: str, items: Sequence[Item]) -> bool:
         """Add items at the end; False when the conversation is unknown."""
-        async with self._db.write() as transaction:
-            if await _end(transaction, identity, id) is None:
-                return False
-            keys = await chains.stored(transaction, identity, items, known=True)
-            return await grow(transaction, identity, id, keys)
+        return await self._db.transact(_add, identity, id, items)
 
     async def item(self, identity: str, id: str, item_id: str) -> Item | None:
         """Return one item of a conversation, None when either is unknown."""
@@ -113,85 +99,109 @@ class Conversations:
 
     async def remove(self, identity: str, id: str, item_id: str) -> bool:
         """Take an item out of a conversation; responses that were made with it keep it. False if unknown."""
-        async with self._db.write() as transaction:
-            end = await _end(transaction, identity, id)
-            rows = await transaction.fetch(_FOUND, {"id": id, "identity": identity, "item": item_id})
-            if end is None or not rows:
-                return False
-            await _take_out(transaction, id, end, rows)
-        await garbage.clear_now(self._db)
-        return True
+        removed = await self._db.transact(_remove, identity, id, item_id)
+        if removed:
+            await garbage.clear_now(self._db)
+        return removed
 
 
-async def standing(transaction: Transaction, identity: str, id: str, before: Sequence[Item]) -> Ref | None:
-    """Return where a conversation ends, if its items are those of `before`; None when they are others."""
-    ((places, ids),) = await transaction.fetch(_IDS, {"id": id, "identity": identity})
-    in_order = sorted(zip(msgspec.json.decode(places), msgspec.json.decode(ids), strict=True))
-    if [id for _, id in in_order] != [item.get("id") for item in before]:
-        return None
-    return await _end(transaction, identity, id)
+def _create(block: Block, identity: str, made: Conversation, items: Sequence[Item]) -> None:
+    end = chains.appended(block, None, chains.stored(block, identity, items, known=True))
+    metadata = msgspec.json.encode(made.metadata).decode()
+    block.execute(
+        "INSERT INTO conversation (id, identity, metadata, created, chain, upto) VALUES (?, ?, ?, ?, ?, ?)",
+        (made.id, identity, metadata, made.created, end.chain, end.upto),
+    )
 
 
-async def grow(transaction: Transaction, identity: str, id: str, keys: Sequence[int]) -> bool:
-    """Put stored items at the end of a conversation; False when it is unknown."""
-    end = await _end(transaction, identity, id)
+def _delete(block: Block, identity: str, id: str) -> bool:
+    end = _end(block, identity, id)
     if end is None:
         return False
-    await _move(transaction, id, end, await chains.appended(transaction, end, keys))
+    block.execute("DELETE FROM conversation WHERE id = ?", (id,))
+    garbage.let_go(block, end.chain)
     return True
 
 
-async def follow(
-    transaction: Transaction, identity: str, id: str, start: int, end: Ref, *, base: Ref | None
-) -> None:
+def _add(block: Block, identity: str, id: str, items: Sequence[Item]) -> bool:
+    end = _end(block, identity, id)
+    if end is None:
+        return False
+    keys = chains.stored(block, identity, items, known=True)
+    _move(block, id, end, chains.appended(block, end, keys))
+    return True
+
+
+def _remove(block: Block, identity: str, id: str, item_id: str) -> bool:
+    end = _end(block, identity, id)
+    rows = block.fetch(_FOUND, {"id": id, "identity": identity, "item": item_id})
+    if end is None or not rows:
+        return False
+    _take_out(block, id, end, rows)
+    return True
+
+
+def standing(block: Block, identity: str, id: str, before: Sequence[Item]) -> Ref | None:
+    """Return where a conversation ends, if its items are those of `before`; None when they are others."""
+    ((places, ids),) = block.fetch(_IDS, {"id": id, "identity": identity})
+    in_order = sorted(zip(msgspec.json.decode(places), msgspec.json.decode(ids), strict=True))
+    if [id for _, id in in_order] != [item.get("id") for item in before]:
+        return None
+    return _end(block, identity, id)
+
+
+def grow(block: Block, identity: str, id: str, keys: Sequence[int]) -> bool:
+    """Put stored items at the end of a conversation; False when it is unknown."""
+    end = _end(block, identity, id)
+    if end is None:
+        return False
+    _move(block, id, end, chains.appended(block, end, keys))
+    return True
+
+
+def follow(block: Block, identity: str, id: str, start: int, end: Ref, *, base: Ref | None) -> None:
     """Add a response's items, at the places from `start` to before its `end`, to a conversation.
 
     `base`: where the conversation ended when the response began. If it still ends there, it moves on to where
     the response ends; else it has changed meanwhile, and gets the items behind what it has now.
     """
-    now = await _end(transaction, identity, id)
+    now = _end(block, identity, id)
     if now is not None and now == base:
-        await _move(transaction, id, now, end)
+        _move(block, id, now, end)
         return
-    rows = await transaction.fetch(_KEYS, {"chain": end.chain, "low": start, "high": end.upto})
-    await grow(transaction, identity, id, [key for _, key in rows])
+    rows = block.fetch(_KEYS, {"chain": end.chain, "low": start, "high": end.upto})
+    grow(block, identity, id, [key for _, key in rows])
 
 
-async def _end(transaction: Transaction, identity: str, id: str) -> Ref | None:
-    rows = await transaction.fetch(
-        "SELECT chain, upto FROM conversation WHERE id = ? AND identity = ?", (id, identity)
-    )
+def _end(block: Block, identity: str, id: str) -> Ref | None:
+    rows = block.fetch("SELECT chain, upto FROM conversation WHERE id = ? AND identity = ?", (id, identity))
     return Ref(*rows[0]) if rows else None
 
 
-async def _move(transaction: Transaction, id: str, old: Ref, new: Ref) -> None:
-    await transaction.execute(
-        "UPDATE conversation SET chain = ?, upto = ? WHERE id = ?", (new.chain, new.upto, id)
-    )
+def _move(block: Block, id: str, old: Ref, new: Ref) -> None:
+    block.execute("UPDATE conversation SET chain = ?, upto = ? WHERE id = ?", (new.chain, new.upto, id))
     if new.chain != old.chain:
-        await garbage.let_go(transaction, old.chain)
+        garbage.let_go(block, old.chain)
 
 
-async def _take_out(transaction: Transaction, id: str, end: Ref, found: Sequence[Row]) -> None:
+def _take_out(block: Block, id: str, end: Ref, found: Sequence[Row]) -> None:
     """Take items, as found, out of a conversation, and out of its chain if nothing else holds them there."""
     first, chain, *_ = found[0]
-    held = await transaction.fetch(
+    held = block.fetch(
         "SELECT 1 FROM response WHERE chain = :chain AND upto > :first "
         "UNION ALL SELECT 1 FROM chain WHERE parent = :chain AND at > :first LIMIT 1",
         {"chain": chain, "first": first},
     )
     if chain == end.chain and not held:
-        await transaction.execute_many(
+        block.execute_many(
             "DELETE FROM link WHERE chain = ? AND place = ?", [(chain, place) for place, *_ in found]
         )
-        await garbage.drop(transaction, [item for _, _, item, _ in found])
+        garbage.drop(block, [item for _, _, item, _ in found])
         return
-    fork = await chains.begun(transaction, chain, first, ())
+    fork = chains.begun(block, chain, first, ())
     gone = msgspec.json.encode([place for place, *_ in found]).decode()
-    await transaction.execute(
-        _COPY, {"chain": end.chain, "low": first, "high": end.upto, "fork": fork, "gone": gone}
-    )
-    await _move(transaction, id, end, Ref(fork, end.upto))
+    block.execute(_COPY, {"chain": end.chain, "low": first, "high": end.upto, "fork": fork, "gone": gone})
+    _move(block, id, end, Ref(fork, end.upto))
 
 
 def _conversation(row: Row) -> Conversation:

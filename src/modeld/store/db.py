@@ -8,10 +8,10 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import aiosqlite
 
@@ -29,6 +29,9 @@ _BESIDE = ("-wal", "-shm")
 """What SQLite keeps beside a file; a damaged file takes its log with it."""
 
 Row: TypeAlias = tuple[Any, ...]
+Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger("modeld.store")
 
@@ -56,6 +59,29 @@ class Transaction:
     async def fetch(self, sql: str, parameters: Iterable[Any] = ()) -> list[Row]:
         """Return a query's rows, with what this transaction has changed so far."""
         return list(await self._connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+
+
+class Block:
+    """A write transaction that is one function on SQLite's thread: it waits for the event loop only once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Parameters = ()) -> int:
+        """Run one statement and return how many rows it changed."""
+        return self._connection.execute(sql, parameters).rowcount
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run one statement for each row of parameters."""
+        self._connection.executemany(sql, rows)
+
+    def insert(self, sql: str, parameters: Parameters = ()) -> int:
+        """Add one row and return its key."""
+        return int(self._connection.execute(sql, parameters).lastrowid or 0)
+
+    def fetch(self, sql: str, parameters: Parameters = ()) -> list[Row]:
+        """Return a query's rows, with what this transaction has changed so far."""
+        return self._connection.execute(sql, parameters).fetchall()
 
 
 class Database:
@@ -126,6 +152,30 @@ class Database:
                     # this one before the next transaction, even if nobody waits for it.
                     await self._connection.rollback()
                     raise
+
+    async def transact(self, work: Callable[Concatenate[Block, P], T], *args: P.args, **more: P.kwargs) -> T:
+        """Run a function as a write transaction on SQLite's thread, and return its result.
+
+        Committed when it returns, undone when it raises. Where many statements follow each other this is much
+        faster than `write` when the event loop is busy. A caller who is cancelled while it runs does not stop
+        it: all of it still happens, or nothing.
+        """
+
+        def whole() -> T:
+            connection = self._connection._conn
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                result = work(Block(connection), *args, **more)
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
+            return result
+
+        async with self._turn:
+            with _explained(self.path):
+                # aiosqlite has no public name for this. What it is given runs in the order in which it came.
+                return cast(T, await self._connection._execute(whole))  # type: ignore[no-untyped-call]
 
     async def _statement(self, sql: str) -> None:
         async with self._connection.execute(sql):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from modeld.errors import StoreFailed
-from modeld.store.db import Database, Transaction
+from modeld.store.db import Block, Database
 
 _log = logging.getLogger("modeld.store")
 
@@ -24,32 +24,31 @@ _HELD = """
     """
 
 
-async def forget(transaction: Transaction, response: int) -> int:
-    """Remove a response by its key, and let go of what it held; returns how many were removed, 0 or 1.
+def forget(block: Block, response: int) -> None:
+    """Remove a response by its key, and let go of what it held.
 
     Its run row stays, for `Responses.finish` to see that it was there.
     """
-    rows = await transaction.fetch("SELECT chain, logged FROM response WHERE key = ?", (response,))
+    rows = block.fetch("SELECT chain, logged FROM response WHERE key = ?", (response,))
     for chain, logged in rows:
-        await let_go(transaction, chain)
+        let_go(block, chain)
         if logged:
-            await _note(transaction, "log", response)
-        await transaction.execute("DELETE FROM response WHERE key = ?", (response,))
-    return len(rows)
+            _note(block, "log", response)
+        block.execute("DELETE FROM response WHERE key = ?", (response,))
 
 
-async def let_go(transaction: Transaction, chain: int) -> None:
+def let_go(block: Block, chain: int) -> None:
     """Note that somebody no longer holds a chain."""
-    await _note(transaction, "chain", chain)
+    _note(block, "chain", chain)
 
 
-async def drop(transaction: Transaction, items: Iterable[int]) -> None:
+def drop(block: Block, items: Iterable[int]) -> None:
     """Remove those of the items to which no link leads."""
-    await _drop(transaction, msgspec.json.encode(list(items)).decode())
+    _drop(block, msgspec.json.encode(list(items)).decode())
 
 
-async def _drop(transaction: Transaction, items: str) -> None:
-    await transaction.execute(
+def _drop(block: Block, items: str) -> None:
+    block.execute(
         "DELETE FROM item WHERE key IN (SELECT value FROM json_each(?)) "
         "AND NOT EXISTS (SELECT 1 FROM link WHERE item = item.key)",
         (items,),
@@ -59,14 +58,17 @@ async def _drop(transaction: Transaction, items: str) -> None:
 async def clear(db: Database) -> None:
     """Clear away all that was let go of. Raises StoreFailed; what is left is cleared the next time."""
     while await db.fetch("SELECT 1 FROM garbage LIMIT 1"):
-        async with db.write() as transaction:
-            left = BATCH
-            while left > 0:
-                rows = await transaction.fetch("SELECT kind, key FROM garbage LIMIT 1")
-                if not rows:
-                    return
-                ((kind, key),) = rows
-                left -= 1 + await (_clear_log if kind == "log" else _clear_chain)(transaction, key, left)
+        await db.transact(_clear_some)
+
+
+def _clear_some(block: Block) -> None:
+    left = BATCH
+    while left > 0:
+        rows = block.fetch("SELECT kind, key FROM garbage LIMIT 1")
+        if not rows:
+            return
+        ((kind, key),) = rows
+        left -= 1 + (_clear_log if kind == "log" else _clear_chain)(block, key, left)
 
 
 async def clear_now(db: Database) -> None:
@@ -86,61 +88,70 @@ async def expire(db: Database, now: float) -> int:
     One at work does not expire.
     """
     gone = 0
-    while rows := await db.fetch(
-        "SELECT key FROM response WHERE expires <= ? AND status NOT IN ('queued', 'in_progress') LIMIT ?",
-        (now, BATCH // 10),
-    ):
-        async with db.write() as transaction:
-            for (key,) in rows:
-                gone += await forget(transaction, key)
-    while rows := await db.fetch(
-        "SELECT key FROM response WHERE logged AND log_expires <= ? LIMIT ?", (now, BATCH // 10)
-    ):
-        async with db.write() as transaction:
-            for (key,) in rows:
-                await _note(transaction, "log", key)
-                await transaction.execute("UPDATE response SET logged = 0 WHERE key = ?", (key,))
+    while some := await db.transact(_expire_some, now):
+        gone += some
+    while await db.transact(_expire_logs, now):
+        pass
     return gone
 
 
-async def _clear_log(transaction: Transaction, key: int, limit: int) -> int:
-    cleared = await transaction.execute(
+def _expire_some(block: Block, now: float) -> int:
+    rows = block.fetch(
+        "SELECT key FROM response WHERE expires <= ? AND status NOT IN ('queued', 'in_progress') LIMIT ?",
+        (now, BATCH // 10),
+    )
+    for (key,) in rows:
+        forget(block, key)
+    return len(rows)
+
+
+def _expire_logs(block: Block, now: float) -> int:
+    rows = block.fetch(
+        "SELECT key FROM response WHERE logged AND log_expires <= ? LIMIT ?", (now, BATCH // 10)
+    )
+    for (key,) in rows:
+        _note(block, "log", key)
+        block.execute("UPDATE response SET logged = 0 WHERE key = ?", (key,))
+    return len(rows)
+
+
+def _clear_log(block: Block, key: int, limit: int) -> int:
+    cleared = block.execute(
         "DELETE FROM log WHERE response = ? AND number IN "
         "(SELECT number FROM log WHERE response = ? LIMIT ?)",
         (key, key, limit),
     )
     if cleared < limit:
-        await _done(transaction, "log", key)
+        _done(block, "log", key)
     return cleared
 
 
-async def _clear_chain(transaction: Transaction, key: int, limit: int) -> int:
+def _clear_chain(block: Block, key: int, limit: int) -> int:
     """Remove the links at places that nobody holds, and the items to which no other link leads."""
-    ((held,),) = await transaction.fetch(_HELD, {"chain": key})
-    # Lists are handed over whole: each row of a result waits for the interpreter.
-    ((count, places, items),) = await transaction.fetch(
+    ((held,),) = block.fetch(_HELD, {"chain": key})
+    ((count, places, items),) = block.fetch(
         "SELECT count(*), json_group_array(place), json_group_array(item) FROM "
         "(SELECT place, item FROM link WHERE chain = ? AND place >= ? LIMIT ?)",
         (key, -1 if held is None else held, limit),
     )
     if count:
-        await transaction.execute(
+        block.execute(
             "DELETE FROM link WHERE chain = ? AND place IN (SELECT value FROM json_each(?))", (key, places)
         )
-        await _drop(transaction, items)
+        _drop(block, items)
     if count < limit:
-        await _done(transaction, "chain", key)
+        _done(block, "chain", key)
         if held is None:
-            ((parent,),) = await transaction.fetch("SELECT parent FROM chain WHERE key = ?", (key,))
-            await transaction.execute("DELETE FROM chain WHERE key = ?", (key,))
+            ((parent,),) = block.fetch("SELECT parent FROM chain WHERE key = ?", (key,))
+            block.execute("DELETE FROM chain WHERE key = ?", (key,))
             if parent is not None:
-                await let_go(transaction, parent)
+                let_go(block, parent)
     return int(count)
 
 
-async def _note(transaction: Transaction, kind: str, key: int) -> None:
-    await transaction.execute("INSERT OR IGNORE INTO garbage (kind, key) VALUES (?, ?)", (kind, key))
+def _note(block: Block, kind: str, key: int) -> None:
+    block.execute("INSERT OR IGNORE INTO garbage (kind, key) VALUES (?, ?)", (kind, key))
 
 
-async def _done(transaction: Transaction, kind: str, key: int) -> None:
-    await transaction.execute("DELETE FROM garbage WHERE kind = ? AND key = ?", (kind, key))
+def _done(block: Block, kind: str, key: int) -> None:
+    block.execute("DELETE FROM garbage WHERE kind = ? AND key = ?", (kind, key))

@@ -8,7 +8,7 @@ import msgspec
 
 from modeld.store import chains, conversations
 from modeld.store.chains import Item, Ref
-from modeld.store.db import Transaction
+from modeld.store.db import Block
 from modeld.store.records import Done, Draft
 
 LIVE = "status IN ('queued', 'in_progress')"
@@ -27,56 +27,52 @@ class Row(msgspec.Struct, frozen=True):
     upto: int
 
 
-async def anchor(transaction: Transaction, new: Draft | Done) -> Ref | None:
+def anchor(block: Block, new: Draft | Done) -> Ref | None:
     """Return where the items end that a new response goes on from, None when they are not stored."""
     origin = new.origin
     if origin.previous is not None:
-        rows = await transaction.fetch(
+        rows = block.fetch(
             f"SELECT chain, upto FROM response WHERE id = ? AND identity = ? AND NOT {LIVE}",
             (origin.previous, new.identity),
         )
         return Ref(*rows[0]) if rows else None
     if origin.conversation is not None:
-        return await conversations.standing(transaction, new.identity, origin.conversation, new.before)
+        return conversations.standing(block, new.identity, origin.conversation, new.before)
     return None
 
 
-async def placed(
-    transaction: Transaction, new: Draft | Done, base: Ref | None, outputs: Sequence[Item]
-) -> Row:
+def placed(block: Block, new: Draft | Done, base: Ref | None, outputs: Sequence[Item]) -> Row:
     """Put a new response's items behind its base."""
     if base is None and new.before:
-        before = await chains.stored(transaction, new.identity, new.before, known=True)
-        base = await chains.appended(transaction, None, before)
+        before = chains.stored(block, new.identity, new.before, known=True)
+        base = chains.appended(block, None, before)
     start = 0 if base is None else base.upto
-    keys = await chains.stored(transaction, new.identity, new.inputs, known=True)
-    keys += await chains.stored(transaction, new.identity, outputs)
-    end = await chains.appended(transaction, base, keys)
+    keys = chains.stored(block, new.identity, new.inputs, known=True)
+    keys += chains.stored(block, new.identity, outputs)
+    end = chains.appended(block, base, keys)
     return Row(end.chain, start, start + len(new.inputs), end.upto)
 
 
-async def whole(transaction: Transaction, done: Done) -> bool:
+def whole(block: Block, done: Done) -> bool:
     """Store a response that was never begun."""
     conversation = done.origin.conversation if done.status in GROWING else None
     if not done.keep:
         if conversation is not None:
-            keys = await chains.stored(transaction, done.identity, (*done.inputs, *done.outputs))
-            await conversations.grow(transaction, done.identity, conversation, keys)
+            keys = chains.stored(block, done.identity, (*done.inputs, *done.outputs))
+            conversations.grow(block, done.identity, conversation, keys)
         return True
-    base = await anchor(transaction, done)
-    row = await placed(transaction, done, base, done.outputs)
+    base = anchor(block, done)
+    row = placed(block, done, base, done.outputs)
     if conversation is not None:
         end = Ref(row.chain, row.upto)
-        await conversations.follow(transaction, done.identity, conversation, row.start, end, base=base)
-    key = await insert(
-        transaction, done, row, status=done.status, streamed=bool(done.log), log_expires=done.log_expires
-    )
-    await add_events(transaction, key, done.log)
+        conversations.follow(block, done.identity, conversation, row.start, end, base=base)
+    key = insert(block, done, row, status=done.status, streamed=bool(done.log), log_expires=done.log_expires)
+    add_events(block, key, done.log)
     return True
 
 
-async def insert(
-    transaction: Transaction,
+def insert(
+    block: Block,
     new: Draft | Done,
     row: Row,
     *,
@@ -86,7 +82,7 @@ async def insert(
     log_expires: float | None = None,
 ) -> int:
     """Add the row of a response; returns its key."""
-    await transaction.execute(
+    return block.insert(
         "INSERT INTO response (id, identity, status, body, created, expires, chain, start, middle, upto, "
         "background, streamed, logged, log_expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -95,13 +91,11 @@ async def insert(
             *(background, streamed, streamed, log_expires),
         ),
     )
-    ((key,),) = await transaction.fetch("SELECT last_insert_rowid()")
-    return int(key)
 
 
-async def add_events(transaction: Transaction, key: int, events: Sequence[tuple[int, bytes]]) -> None:
+def add_events(block: Block, key: int, events: Sequence[tuple[int, bytes]]) -> None:
     """Add events (number, data) to a response's log; those that are there already stay as they are."""
-    await transaction.execute_many(
+    block.execute_many(
         "INSERT OR IGNORE INTO log (response, number, data) VALUES (?, ?, ?)",
         [(key, number, data) for number, data in events],
     )

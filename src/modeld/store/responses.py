@@ -9,7 +9,7 @@ import msgspec
 
 from modeld.store import chains, conversations, garbage, placement
 from modeld.store.chains import Item, Ref
-from modeld.store.db import Database, Row
+from modeld.store.db import Block, Database, Row
 from modeld.store.records import Done, Draft, History, Origin, Stored
 
 __all__ = ["Done", "Draft", "History", "Item", "Origin", "Responses", "Stored"]
@@ -51,17 +51,7 @@ class Responses:
 
     async def begin(self, draft: Draft) -> None:
         """Store a background response as queued, with its input, and note that this daemon works on it."""
-        async with self._db.write() as transaction:
-            base = await placement.anchor(transaction, draft)
-            row = await placement.placed(transaction, draft, base, ())
-            await placement.insert(
-                transaction, draft, row, status="queued", background=True, streamed=draft.streamed
-            )
-            chain = None if base is None else base.chain
-            await transaction.execute(
-                "INSERT INTO run (response, owner, beat, conversation, base) VALUES (?, ?, ?, ?, ?)",
-                (draft.id, self._owner, self._db.clock.time(), draft.origin.conversation, chain),
-            )
+        await self._db.transact(_begin, draft, self._owner, self._db.clock.time())
 
     async def finish(self, done: Done) -> bool:
         """Store a response's end, all of it or nothing.
@@ -69,79 +59,31 @@ class Responses:
         What was begun keeps the input and the origin of its beginning. False, and nothing changes, when it
         had ended before or was deleted meanwhile.
         """
-        async with self._db.write() as transaction:
-            runs = await transaction.fetch(
-                "SELECT conversation, base FROM run WHERE response = ?", (done.id,)
-            )
-            rows = await transaction.fetch(
-                f"SELECT key, chain, start, upto, {placement.LIVE}, logged FROM response WHERE id = ?",
-                (done.id,),
-            )
-            if runs:
-                await transaction.execute("DELETE FROM run WHERE response = ?", (done.id,))
-            if not rows:
-                return not runs and await placement.whole(transaction, done)
-            ((key, chain, start, upto, live, logged),) = rows
-            if not live:
-                return False
-            keys = await chains.stored(transaction, done.identity, done.outputs)
-            end = await chains.appended(transaction, Ref(chain, upto), keys)
-            conversation, base = runs[0] if runs else (None, None)
-            if conversation is not None and done.status in placement.GROWING:
-                await conversations.follow(
-                    transaction,
-                    done.identity,
-                    conversation,
-                    start,
-                    end,
-                    base=None if base is None else Ref(base, start),
-                )
-            await transaction.execute(
-                "UPDATE response SET status = ?, body = ?, expires = ?, chain = ?, upto = ?, log_expires = ? "
-                "WHERE key = ?",
-                (done.status, done.body, done.expires, end.chain, end.upto, done.log_expires, key),
-            )
-            if logged:
-                await placement.add_events(transaction, key, done.log)
-            if not done.keep:
-                await garbage.forget(transaction, key)
-            return True
+        return await self._db.transact(_finish, done)
 
     async def log(self, id: str, events: Sequence[tuple[int, bytes]]) -> None:
         """Add events (number, data) to a streamed response's log; nothing happens once it is over or gone.
 
         An event that is there already stays as it is.
         """
-        async with self._db.write() as transaction:
-            rows = await transaction.fetch(
-                f"SELECT key FROM response WHERE id = ? AND logged AND {placement.LIVE}", (id,)
-            )
-            for (key,) in rows:
-                await placement.add_events(transaction, key, events)
+        await self._db.transact(_log, id, events)
 
     async def beat(self, ids: Iterable[str], now: float) -> None:
         """Note that this daemon still works on these responses."""
-        async with self._db.write() as transaction:
-            await transaction.execute_many(
-                "UPDATE run SET beat = ? WHERE response = ? AND owner = ?",
-                [(now, id, self._owner) for id in ids],
-            )
+        await self._db.execute(
+            "UPDATE run SET beat = ? WHERE owner = ? AND response IN (SELECT value FROM json_each(?))",
+            (now, self._owner, msgspec.json.encode(list(ids)).decode()),
+        )
 
     async def delete(self, identity: str, id: str) -> bool:
         """Delete a response, its log, and those of its items that nothing else holds; False if unknown.
 
         One at work is deleted too: its end will not be stored.
         """
-        async with self._db.write() as transaction:
-            rows = await transaction.fetch(
-                f"SELECT key FROM response WHERE id = :id AND identity = :identity AND {_THERE}",
-                {"id": id, "identity": identity, "now": self._db.clock.time()},
-            )
-            for (key,) in rows:
-                await garbage.forget(transaction, key)
-        if rows:
+        deleted = await self._db.transact(_delete, identity, id, self._db.clock.time())
+        if deleted:
             await garbage.clear_now(self._db)
-        return bool(rows)
+        return deleted
 
     async def sweep(self, now: float) -> int:
         """Clear away what has expired by `now`, and what nothing holds; return how many responses went.
@@ -219,3 +161,60 @@ class Responses:
 def _stored(row: Sequence[Any], output: tuple[Item, ...]) -> Stored:
     id, status, body, created, expires, background, streamed, *rest = row
     return Stored(id, status, body, output, created, expires, bool(background), bool(streamed), *rest)
+
+
+def _begin(block: Block, draft: Draft, owner: str, now: float) -> None:
+    base = placement.anchor(block, draft)
+    row = placement.placed(block, draft, base, ())
+    placement.insert(block, draft, row, status="queued", background=True, streamed=draft.streamed)
+    chain = None if base is None else base.chain
+    block.execute(
+        "INSERT INTO run (response, owner, beat, conversation, base) VALUES (?, ?, ?, ?, ?)",
+        (draft.id, owner, now, draft.origin.conversation, chain),
+    )
+
+
+def _finish(block: Block, done: Done) -> bool:
+    runs = block.fetch("SELECT conversation, base FROM run WHERE response = ?", (done.id,))
+    rows = block.fetch(
+        f"SELECT key, chain, start, upto, {placement.LIVE}, logged FROM response WHERE id = ?", (done.id,)
+    )
+    if runs:
+        block.execute("DELETE FROM run WHERE response = ?", (done.id,))
+    if not rows:
+        return not runs and placement.whole(block, done)
+    ((key, chain, start, upto, live, logged),) = rows
+    if not live:
+        return False
+    end = chains.appended(block, Ref(chain, upto), chains.stored(block, done.identity, done.outputs))
+    conversation, base = runs[0] if runs else (None, None)
+    if conversation is not None and done.status in placement.GROWING:
+        before = None if base is None else Ref(base, start)
+        conversations.follow(block, done.identity, conversation, start, end, base=before)
+    block.execute(
+        "UPDATE response SET status = ?, body = ?, expires = ?, chain = ?, upto = ?, log_expires = ? "
+        "WHERE key = ?",
+        (done.status, done.body, done.expires, end.chain, end.upto, done.log_expires, key),
+    )
+    if logged:
+        placement.add_events(block, key, done.log)
+    if not done.keep:
+        garbage.forget(block, key)
+    return True
+
+
+def _log(block: Block, id: str, events: Sequence[tuple[int, bytes]]) -> None:
+    for (key,) in block.fetch(
+        f"SELECT key FROM response WHERE id = ? AND logged AND {placement.LIVE}", (id,)
+    ):
+        placement.add_events(block, key, events)
+
+
+def _delete(block: Block, identity: str, id: str, now: float) -> bool:
+    rows = block.fetch(
+        f"SELECT key FROM response WHERE id = :id AND identity = :identity AND {_THERE}",
+        {"id": id, "identity": identity, "now": now},
+    )
+    for (key,) in rows:
+        garbage.forget(block, key)
+    return bool(rows)
