@@ -1,149 +1,177 @@
-"""A program that reads a GGUF model's metadata: one file, or all pieces of a model in several.
+"""A program that reads GGUF models' metadata: of one, or of many in one go.
 
     python -P -m modeld.library.gguf --file FILE [--file FILE …] [--parent PID]
+    python -P -m modeld.library.gguf [--parent PID]
 
-It prints one line of JSON: {"metadata": …} as `modeld.library.metadata.Metadata`, {"error": sentence} for a
-file that no engine will load, or {"unknown": reason} for one that is newer than the reader.
+The first reads one model, of which each piece is a --file. The second reads models from its input, one a
+line, as a JSON list of the pieces' paths. For each model it prints one line of JSON, a
+`modeld.library.about.Answer`.
 
-A program, because the reader brings numpy, and because it runs over bytes that come from elsewhere: here a
-crash costs one answer. It dies with its parent.
+A program, because it runs over bytes that come from elsewhere: here a crash costs one answer, and the work
+disturbs nobody. It dies with its parent.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import importlib.util
 import itertools
+import math
 import os
+import resource
 import signal
-import struct
+import stat
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from modeld.library.architecture import LONGEST_LIST, Tensor, described
+from modeld.library.about import Answer, about
+from modeld.library.architecture import Tensor, described
+from modeld.library.header import Header
+from modeld.library.header import read as read_header
+from modeld.library.window import Refused, Unknown, Workspace, damaged
 
-if TYPE_CHECKING:
-    from gguf import GGUFReader
+MOST_MEMORY = 1 << 30
+"""Bytes of address space; the reader's own limits keep it below a tenth. The second fence."""
 
-MAGIC = b"GGUF"
+MOST_PIECES = 1000
+"""Files of one model."""
+
+_MOST_IN_BYTE = 16
+"""Numbers in a byte: today's densest type has seven."""
+
+_LARGEST_SIZE = 1 << 53
+"""Of a product of sizes that a file names."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-class Refused(Exception):
-    """The file is no model that an engine could load; the text says why."""
-
-
-class Unknown(Exception):
-    """The file may be sound, but this reader does not know its form."""
-
-
-def read(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return one file's keys, without long arrays, and its tensors. Raises Refused, Unknown or OSError."""
-    with path.open("rb") as file:
-        head = file.read(8)
-    if head[:4] != MAGIC:
-        raise Refused(f"{path} is not a GGUF file: it begins with {head[:4]!r}, not {MAGIC!r}")
-    from gguf import constants, gguf_reader
-
-    version = int.from_bytes(head[4:], "little")
-    if not {version, int.from_bytes(head[4:], "big")} & set(gguf_reader.READER_SUPPORTED_VERSIONS):
-        raise Unknown(f"{path} is GGUF version {version}")
+def answer(paths: Sequence[Path], workspace: Workspace | None = None) -> Answer:
+    """Read one model, all pieces of it. Never raises for what is in the files."""
+    path = paths[0] if paths else Path()
     try:
-        reader = _reader()(path)
-        keys = {name: value for name, value in map(_value, reader.fields.items()) if value is not None}
-    except (IndexError, KeyError, ValueError, OverflowError, struct.error) as error:
-        raise Refused(f"{path} is cut short or damaged: its header cannot be read ({error})") from error
-    kind = keys.get("general.file_type")
-    if isinstance(kind, int) and kind in {int(each) for each in constants.LlamaFileType}:
-        keys["general.file_type"] = constants.LlamaFileType(kind).name.removeprefix("MOSTLY_")
-    else:
-        keys.pop("general.file_type", None)
-    tensors: list[Tensor] = reader.tensors  # type: ignore[assignment]  # as _reader makes them
-    wanted, there = max((tensor.end for tensor in tensors), default=0), path.stat().st_size
-    if wanted > there:
-        raise Refused(f"{path} is cut short: its tensors take {wanted} bytes, the file has {there}")
-    return keys, tensors
+        if not 0 < len(paths) <= MOST_PIECES:
+            raise Refused(f"is one of {len(paths)} pieces, at most {MOST_PIECES} are read")
+        keys: dict[str, Any] = {}
+        lengths: dict[str, int] = {}
+        tensors: list[Tensor] = []
+        size = 0
+        for path in paths:
+            header, there = _header(path, workspace)
+            keys = {**header.keys, **keys}
+            lengths = {**header.lengths, **lengths}
+            tensors += _tensors(header, there)
+            size += there
+        _in_words(keys)
+        metadata = described(keys, tensors, size)
+        sizes = [metadata.feed_forward_length]
+        for layer in metadata.layers:
+            sizes += [layer.keys, layer.values, layer.state]
+        if max(sizes) > _LARGEST_SIZE:
+            raise damaged("its sizes are beyond all sense")
+        return Answer(metadata, about(keys, lengths, tensors))
+    except Refused as error:
+        return Answer(error=f"{path} {error}")
+    except Unknown as error:
+        return Answer(unknown=f"{path} {error}")
+    except MemoryError:
+        return Answer(unknown=f"{path} takes more than {MOST_MEMORY >> 20} MiB of memory to read")
+    except OSError as error:
+        return Answer(trouble=f"{path} cannot be read: {error.strerror or error}")
 
 
-def _value(item: tuple[str, Any]) -> tuple[str, Any]:
-    from gguf.constants import GGUFValueType
-
-    name, field = item
-    if field.types[:1] == [GGUFValueType.STRING]:
-        return name, field.parts[-1].tobytes().decode("utf-8", "replace")
-    if field.types[:1] == [GGUFValueType.ARRAY]:
-        short = field.types[-1] != GGUFValueType.STRING and len(field.parts[-1]) <= LONGEST_LIST
-        return name, field.parts[-1].tolist() if short else None
-    return name, field.parts[-1].tolist()[0]
+def _header(path: Path, workspace: Workspace | None) -> tuple[Header, int]:
+    with path.open("rb", buffering=0) as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise Refused("is not a regular file")
+        return read_header(stream, status.st_size, workspace), status.st_size
 
 
-def _reader() -> type[GGUFReader]:
-    """Return the reader, made to step over what is not asked for.
+def _tensors(header: Header, there: int) -> list[Tensor]:
+    """Return the tensors with their sizes in bytes. Raises Refused when the file ends before they do."""
+    kinds = _kinds()
+    following: dict[int, int] = {}
+    tensors = []
+    wanted = header.data
+    for name, shape, raw, offset in header.tensors:
+        kind = kinds.get(raw)
+        if kind is not None:
+            label, block, width = kind
+            total = math.prod(shape) // block * width
+        else:
+            # A type newer than the reader: it ends where the next begins.
+            if not following:
+                starts = sorted({each[3] for each in header.tensors})
+                following = dict(itertools.pairwise([*starts, max(there - header.data, starts[-1])]))
+            label, total = f"type {raw}", following[offset] - offset
+            if math.prod(shape) > there * _MOST_IN_BYTE:
+                raise Refused(f"is cut short or damaged: its tensor {name[:80]!r} is of {shape} numbers")
+        end = header.data + offset + total
+        wanted = max(wanted, end)
+        tensors.append(Tensor(name, shape, label, total, end))
+    if tensors and wanted > there:
+        raise Refused(f"is cut short: its tensors take {wanted} bytes, the file has {there}")
+    return tensors
 
-    As it comes it makes two objects for each word of the vocabulary (5 s and 190 MB for 49,152 words); an
-    unknown type of tensor, or a missing tail, is an error without a name.
-    """
-    from gguf import constants, gguf_reader
 
-    array, words = constants.GGUFValueType.ARRAY, constants.GGUFValueType.STRING
+def _in_words(keys: dict[str, Any]) -> None:
+    """Put the file type's name in the place of its number; one that is not known is left out."""
+    kind = keys.pop("general.file_type", None)
+    name = _file_types().get(kind) if isinstance(kind, int) else None
+    if name:
+        keys["general.file_type"] = name
 
-    class Reader(gguf_reader.GGUFReader):
-        def _get_field_parts(
-            self, orig_offs: int, raw_type: int
-        ) -> tuple[int, list[Any], list[int], list[constants.GGUFValueType]]:
-            if raw_type != array:
-                return super()._get_field_parts(orig_offs, raw_type)
-            data: Any = self.data
-            order = "<" if self.endianess == constants.GGUFEndian.LITTLE else ">"
-            inner, length = struct.unpack_from(f"{order}IQ", data, orig_offs)
-            kind, start = constants.GGUFValueType(inner), orig_offs + 12
-            if kind == array:
-                return super()._get_field_parts(orig_offs, raw_type)
-            if kind != words:
-                values = self._get(start, self.gguf_scalar_to_np[kind], length)
-                if len(values) != length:
-                    raise ValueError(f"an array of {length} numbers goes beyond the end")
-                return 12 + int(values.nbytes), [values], [0], [array, kind]
-            end = start
-            size_at, view = struct.Struct(f"{order}Q").unpack_from, memoryview(data)
-            for _ in range(length):
-                end += 8 + size_at(view, end)[0]
-            if end > len(data):
-                raise ValueError(f"a list of {length} words goes beyond the end")
-            return end - orig_offs, [data[:0]], [0], [array, kind]
 
-        def _build_tensors(self, start_offs: int, fields: list[gguf_reader.ReaderField]) -> None:
-            listed: list[tuple[str, tuple[int, ...], int, int]] = []
-            for field in fields:
-                _, text, _, dims, number, place = field.parts
-                shape = tuple(dims.tolist())
-                listed.append((bytes(text).decode("utf-8"), shape, int(number[0]), int(place[0])))
-            starts = sorted(offset for *_, offset in listed)
-            following = dict(itertools.pairwise(starts))
-            tensors = []
-            for name, shape, raw, offset in listed:
-                tensor = Tensor(name, shape, f"type {raw}", 0, 0)
-                try:
-                    kind = constants.GGMLQuantizationType(raw)
-                    block, size = constants.GGML_QUANT_SIZES[kind]
-                    total, label = tensor.elements // block * size, kind.name
-                except (ValueError, KeyError):
-                    # A type newer than the reader: it ends where the next begins.
-                    total = following.get(offset, max(len(self.data) - start_offs, offset)) - offset
-                    label = tensor.type
-                tensors.append(Tensor(name, shape, label, total, start_offs + offset + total))
-            self.tensors = tensors  # type: ignore[assignment]
+@functools.cache
+def _constants() -> Any:
+    """Return the gguf package's `constants` alone: the package itself brings numpy, 20 MB and 0.2 s."""
+    package = importlib.util.find_spec("gguf")
+    places = (package and package.submodule_search_locations) or ()
+    spec = importlib.util.spec_from_file_location(
+        "modeld_gguf_constants", Path(next(iter(places), "")) / "constants.py"
+    )
+    if spec is None or spec.loader is None or not places:
+        from gguf import constants  # a package in another form, whatever it brings
 
-    return Reader
+        return constants
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def _kinds() -> dict[int, tuple[str, int, int]]:
+    """Return each type of tensor: its name, the numbers in a block, and the bytes of a block."""
+    known = _constants()
+    return {int(kind): (kind.name, *size) for kind, size in known.GGML_QUANT_SIZES.items()}
+
+
+@functools.cache
+def _file_types() -> dict[int, str]:
+    known = _constants()
+    return {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in known.LlamaFileType}
+
+
+def serve(lines: Iterable[bytes]) -> None:
+    """Answer each line of input with a line of output."""
+    workspace = Workspace()
+    for line in lines:
+        paths = msgspec.json.decode(line, type=list[str])
+        found = answer([Path(path) for path in paths], workspace)
+        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        sys.stdout.buffer.flush()
 
 
 def main() -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(prog="python -m modeld.library.gguf")
-    parser.add_argument("--file", action="append", required=True, type=Path)
+    parser.add_argument("--file", action="append", default=[], help="a piece of the one model to read")
     parser.add_argument("--parent", type=int, default=0, help="process id to die with")
     chosen = parser.parse_args()
     if sys.platform == "linux":
@@ -152,23 +180,9 @@ def main() -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if chosen.parent and os.getppid() != chosen.parent:
         return 1  # it died before we could ask to be told
-    answer: dict[str, Any]
-    try:
-        keys: dict[str, Any] = {}
-        tensors: list[Tensor] = []
-        for path in chosen.file:
-            more, parts = read(path)
-            keys = {**more, **keys}
-            tensors += parts
-        size = sum(path.stat().st_size for path in chosen.file)
-        answer = {"metadata": described(keys, tensors, size)}
-    except Refused as error:
-        answer = {"error": str(error)}
-    except Unknown as error:
-        answer = {"unknown": str(error)}
-    except OSError as error:
-        answer = {"error": f"{error.filename} cannot be read: {error.strerror}"}
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    serve([msgspec.json.encode(chosen.file)] if chosen.file else sys.stdin.buffer)
     return 0
 
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import re
-import signal
 import stat
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from weakref import WeakKeyDictionary
-
-import msgspec
 
 from modeld.errors import LoadFailed
 from modeld.library import safetensors
 from modeld.library.metadata import Metadata
-
-READ_S = 60.0
-"""Seconds that reading a header may take; a disk that is slower gives its size only."""
+from modeld.library.reading import read_models
 
 AT_ONCE = 2
-"""Files read at the same time: each is a process of about 60 MB."""
+"""Files read at the same time: each is a process of about 20 MB."""
 
 MOST_KEPT = 256
 """Models that are remembered."""
@@ -35,14 +26,6 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _log = logging.getLogger("modeld.library")
 _known: dict[tuple[tuple[str, int, int], ...], Metadata] = {}
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    """What `modeld.library.gguf` prints."""
-
-    metadata: Metadata | None = None
-    error: str = ""
-    unknown: str = ""
 
 
 async def inspect(path: Path) -> Metadata:
@@ -138,39 +121,13 @@ def _unreadable(path: Path, error: OSError) -> LoadFailed:
 
 
 async def _gguf(files: Sequence[Path], size: int) -> Metadata:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "modeld.library.gguf", f"--parent={os.getpid()}"),
-        *(f"--file={file}" for file in files),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    why = f"reading it took over {READ_S:g} s"
-    answer = _Answer()
-    try:
-        async with asyncio.timeout(READ_S):
-            output, words = await process.communicate()
-        why = (
-            words.decode("utf-8", "replace").strip().rpartition("\n")[2] or f"exit code {process.returncode}"
-        )
-        answer = msgspec.json.decode(output, type=_Answer)
-    except (TimeoutError, msgspec.MsgspecError):
-        pass
-    finally:
-        await _ended(process)
+    (answer,) = await read_models([files])
     if answer.error:
         raise LoadFailed(f"{answer.error}; fetch it again, or name another file", permanent=True)
+    if answer.trouble:
+        raise LoadFailed(answer.trouble, permanent=True)
     if answer.metadata is None:
-        extra: dict[str, Any] = {"file": str(files[0]), "reason": answer.unknown or why}
+        extra = {"file": str(files[0]), "reason": answer.unknown}
         _log.warning("a model's metadata cannot be read; its size is all that is known", extra=extra)
         return Metadata(format="gguf", size=size)
     return answer.metadata
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Kill the reader if it still runs, and reap it; it holds nothing that needs a clean end."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()

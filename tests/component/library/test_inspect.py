@@ -15,6 +15,7 @@ import pytest
 from modeld.errors import LoadFailed
 from modeld.hardware.footprint import Where
 from modeld.library import inspect as room
+from modeld.library import reading
 from modeld.library.estimate import WORKER, estimate_file
 from modeld.library.inspect import inspect
 from modeld.library.metadata import Metadata
@@ -118,8 +119,8 @@ async def test_a_missing_piece_is_named(tmp_path: Path) -> None:
     [
         (b"", "is not a GGUF file: it begins with b''"),
         (b"<!DOCTYPE html>", "is not a GGUF file: it begins with b'<!DO'"),
-        (b"GGUF\x03\x00\x00\x00", "is cut short or damaged: its header cannot be read"),
-        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 100, "is cut short or damaged: its header cannot be read"),
+        (b"GGUF\x03\x00\x00\x00", "is cut short or damaged: its header goes on beyond the end, 8 bytes"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 100, "keys, but only 84 bytes follow"),
     ],
 )
 async def test_what_is_no_model_is_told(tmp_path: Path, content: bytes, words: str) -> None:
@@ -205,7 +206,7 @@ async def test_a_slow_disk_gives_the_size(
     model: Path, started: list[asyncio.subprocess.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the limit of time the reader is ended, and the size is all there is."""
-    monkeypatch.setattr(room, "READ_S", 0.05)
+    monkeypatch.setattr(reading, "READ_S", 0.05)
     os.unlink(model)
     os.mkfifo(model)
     assert await inspect(model) == Metadata(format="gguf", size=0)

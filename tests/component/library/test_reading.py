@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modeld.library import reading
+from modeld.library.about import Answer
+from modeld.library.reading import read_models
+from tests.unit.library.gguf_bytes import As, chat_model, header, tensor, whole
+
+RUN = "import re, sys\nfrom modeld.library import gguf\n"
+PEAK = "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"
+"""Prints the most memory that this process has had, in KiB; what getrusage tells begins with the parent's."""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def put(folder: Path, name: str, content: bytes) -> Path:
+    """Write a file."""
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+async def test_many_in_one_go(tmp_path: Path) -> None:
+    """Each model gets its own answer, in order, right and wrong ones among each other."""
+    jobs = []
+    for number in range(50):
+        content = chat_model(**{"general.name": f"m{number}"}) if number % 3 else b"junk"
+        jobs.append([put(tmp_path, f"{number}.gguf", content)])
+    answers = await read_models(jobs)
+    for number, answer in enumerate(answers):
+        if number % 3:
+            assert answer.metadata is not None
+            assert answer.metadata.name == f"m{number}"
+        else:
+            assert f"{number}.gguf is not a GGUF file: it begins with b'junk'" in answer.error
+    assert await read_models([]) == []
+
+
+async def test_a_reader_that_dies_costs_one_answer(tmp_path: Path) -> None:
+    """The model that a reader died over is told so; those behind it are read by another."""
+    jobs = [[put(tmp_path, f"{number}.gguf", chat_model())] for number in range(4)]
+    os.unlink(jobs[0][0])
+    os.mkfifo(jobs[0][0])  # whose reader waits for ever
+    task = asyncio.create_task(read_models(jobs))
+    async with asyncio.timeout(30):
+        while not (found := readers()):
+            await asyncio.sleep(0.01)
+        found[0].kill()
+        answers = await task
+    assert answers[0] == Answer(unknown="the reader ended early (signal 9)")
+    assert [bool(answer.metadata) for answer in answers] == [False, True, True, True]
+
+
+def readers() -> list[psutil.Process]:
+    """Return the readers that run."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "modeld.library.gguf" in child.cmdline():
+                found.append(child)
+    return found
+
+
+async def test_a_model_that_takes_too_long_costs_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file on a disk that does not answer is given up; the next is read."""
+    monkeypatch.setattr(reading, "READ_S", 3.0)
+    jobs = [[put(tmp_path, f"{number}.gguf", chat_model())] for number in range(3)]
+    os.unlink(jobs[1][0])
+    os.mkfifo(jobs[1][0])
+    answers = await read_models(jobs)
+    assert answers[1].unknown == "reading it took over 3 s"
+    assert answers[0].metadata == answers[2].metadata
+    assert answers[0].metadata is not None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+async def test_what_may_not_be_read_is_trouble(tmp_path: Path) -> None:
+    """A file without permission is not called damaged."""
+    path = put(tmp_path, "m.gguf", chat_model())
+    path.chmod(0)
+    (answer,) = await read_models([[path]])
+    assert answer == Answer(trouble=f"{path} cannot be read: Permission denied")
+
+
+async def test_what_went_away_is_trouble(tmp_path: Path) -> None:
+    """A file that is gone by now, or a folder, is told."""
+    gone, folder = await read_models([[tmp_path / "gone.gguf"], [tmp_path]])
+    assert gone.trouble == f"{tmp_path / 'gone.gguf'} cannot be read: No such file or directory"
+    assert folder.trouble == f"{tmp_path} cannot be read: Is a directory"
+
+
+ODD = [
+    {"general.architecture": "llama", "llama.rope.freq_base": As("f", float("-inf"))},
+    {"general.architecture": ["llama", "bert"]},
+    {"general.architecture": 7, "general.name": ["a"], "general.file_type": "x"},
+    {"general.architecture": "llama", "llama.block_count": 2**32 - 1, "llama.context_length": As("i", -5)},
+    {"general.architecture": "llama", "llama.attention.head_count": As("f", float("nan"))},
+    {"general.architecture": "llama", "llama.embedding_length": As("f", float("inf")), "split.count": True},
+    {"general.architecture": "llama", "llama.attention.head_count": As("Q", [0, 2**64 - 1])},
+    {"general.architecture": "clip", "clip.has_vision_encoder": "no", "clip.vision.image_size": ["x"]},
+    {"general.architecture": "llama", "llama.pooling_type": As("q", -3), "general.languages": "en"},
+    {"tokenizer.chat_template": 5, "tokenizer.chat_template.x": True, "general.tags": As("I", [1])},
+]
+
+
+@pytest.mark.parametrize("keys", ODD)
+async def test_keys_of_odd_types_and_sizes(tmp_path: Path, keys: dict[str, object]) -> None:
+    """A value of another type or size than expected is only not known; the reader lives."""
+    path = put(tmp_path, "m.gguf", whole(keys, {"blk.99999999.x": ((2, 2), 0), "a": ((3,), 1)}))
+    (answer,) = await read_models([[path]])
+    assert answer.metadata is not None
+    assert answer.metadata.parameters == 7
+
+
+async def test_sizes_beyond_all_sense(tmp_path: Path) -> None:
+    """Products of sizes that no number of 64 bits holds are told as damage, not a crash."""
+    keys = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": As("Q", 2**62),
+        "llama.attention.key_length": As("Q", 2**62),
+    }
+    path = put(tmp_path, "m.gguf", whole(keys, {"blk.0.attn_k.weight": ((2,), 0)}))
+    huge = put(tmp_path, "h.gguf", header({}, [tensor("t", (2**62,), 199)]) + bytes(64))
+    sizes, shape = await read_models([[path], [huge]])
+    assert sizes.error == f"{path} is cut short or damaged: its sizes are beyond all sense"
+    assert "its tensor 't' is of (4611686018427387904,) numbers" in shape.error
+
+
+@linux
+def test_one_model_by_hand(tmp_path: Path) -> None:
+    """The program prints a line for the model whose files it is given, and needs neither numpy nor more than
+    a little memory.
+    """
+    path = put(tmp_path, "m.gguf", chat_model())
+    code = (
+        f"{RUN}sys.argv = ['x', '--file', {str(path)!r}]\nassert gguf.main() == 0\n"
+        "print([name for name in ('numpy', 'gguf', 'asyncio') if name in sys.modules])\n"
+        f"{PEAK}"
+    )
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    line, modules, peak = ended.stdout.splitlines()
+    assert json.loads(line)["metadata"]["name"] == "tiny"
+    assert modules == "[]"
+    assert int(peak) < 32 * 1024
+
+
+@linux
+async def test_a_hostile_file_takes_little_memory(tmp_path: Path) -> None:
+    """A sparse file of 64 GiB that announces a million words far apart is given up within set bounds."""
+    path = put(tmp_path, "m.gguf", header({"a": b"\x09\0\0\0\x08\0\0\0" + (2**20).to_bytes(8, "little")}))
+    os.truncate(path, 64 * 1024**3)
+    code = f"{RUN}sys.argv = ['x', '--file', {str(path)!r}]\nassert gguf.main() == 0\n{PEAK}"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", code), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    line, peak = output.splitlines()
+    # A million empty words, and nothing behind them.
+    assert "kind" not in json.loads(line)["about"]
+    assert int(peak) < 64 * 1024
+
+
+async def test_cancelling_ends_all_readers(tmp_path: Path) -> None:
+    """Whoever stops waiting for many models stops every reader."""
+    jobs = []
+    for number in range(40):
+        os.mkfifo(tmp_path / f"{number}.gguf")
+        jobs.append([tmp_path / f"{number}.gguf"])
+    task = asyncio.create_task(read_models(jobs))
+    async with asyncio.timeout(30):
+        while len(found := readers()) < reading.AT_ONCE:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not any(reader.is_running() for reader in found)
