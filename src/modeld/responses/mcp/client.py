@@ -18,6 +18,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import (
+    CONNECTION_CLOSED,
     HEADER_MISMATCH,
     PARSE_ERROR,
     AudioContent,
@@ -127,12 +128,10 @@ def explain(error: BaseException | None, note: Note, server: McpServer, time: st
         return Fault("http", status, f"the server answered HTTP {phrase(status)}")
     if isinstance(leaf, ValidationError) or (isinstance(leaf, MCPError) and leaf.code == PARSE_ERROR):
         return Fault("protocol", UNREADABLE, "the server's answer is not one of MCP's")
-    if isinstance(leaf, MCPError):
+    if isinstance(leaf, MCPError) and (leaf.code, leaf.message) != (CONNECTION_CLOSED, "Connection closed"):
         return Fault("protocol", leaf.code, scrubbed(leaf.message, server))
-    log.warning(
-        "a session with an MCP server broke", extra={"server": server.label, "reason": type(leaf).__name__}
-    )
-    return Fault("protocol", NO_CONNECTION, "the session with the server broke")
+    log.info("an MCP session ended in use", extra={"server": server.label, "reason": type(leaf).__name__})
+    return Fault("protocol", NO_CONNECTION, "the session with the server ended")
 
 
 def _leaf(error: BaseException | None) -> BaseException | None:

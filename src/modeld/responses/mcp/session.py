@@ -48,6 +48,7 @@ class Toolbox:
         self._group = asyncio.TaskGroup()
         self._sessions: dict[str, _Session] = {}
         self._owners: dict[asyncio.Task[None], _Session] = {}
+        self._left = False
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -56,6 +57,7 @@ class Toolbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True
         for session in self._owners.values():
             session.ended.set()
         try:
@@ -105,6 +107,8 @@ class Toolbox:
 
     async def _session(self, label: str) -> _Session:
         """Return an open session. Raises Fault."""
+        if self._left:
+            raise Fault("protocol", NO_CONNECTION, "the run that this call belongs to has ended")
         session = self._sessions.get(label)
         if session is None or session.over:
             session = self._sessions[label] = _Session(self._servers[label], self._egress, self._limits)
@@ -213,7 +217,7 @@ class _Session:
         """Return the open session's speaker. Raises Fault when it has ended meanwhile."""
         self.fresh, speaker = False, self._client
         if speaker is None:
-            raise Fault("protocol", NO_CONNECTION, "the session with the server broke")
+            raise Fault("protocol", NO_CONNECTION, "the session with the server ended")
         return speaker
 
     def _too_large(self, size: str) -> Fault:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 
 import pytest
 
+from modeld.errors import UpstreamFailed
 from modeld.gateway.egress import Egress
 from modeld.responses.mcp.servers import policy, read_servers
 from modeld.responses.mcp.session import CallResult, Toolbox
@@ -158,3 +161,61 @@ async def test_headers_and_token_are_sent(server: Server, opened: Opened) -> Non
     sent = [line["headers"] for line in server.requests() if line["headers"].get("x-mine") == "yes"]
     assert len(sent) >= 2
     assert all(headers["authorization"] == "Bearer tok-123456" for headers in sent)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("seed", range(4))
+async def test_calls_cancels_and_leaving_in_any_order(
+    server: Server, opened: Opened, path: str, seed: int
+) -> None:
+    """Every call ends, cancelled, with an output or with an error, and no task is left.
+
+    So do those that begin after the end, and those of a block that fails.
+    """
+    chance = random.Random(seed)
+    before = asyncio.all_tasks()
+    arguments = {"add": {"a": 1, "b": 2}, "hang": {"mark": f"any {path} {seed}"}, "fail": {}, "big": {}}
+
+    async def one(box: Toolbox, name: str, wait: float) -> CallResult:
+        await asyncio.sleep(wait)
+        return await box.call("x", name, json.dumps(arguments[name]))
+
+    async def run(calls: list[asyncio.Task[CallResult]]) -> None:
+        loop = asyncio.get_running_loop()
+        async with opened(server.at(path)) as box:
+            for name in chance.choices(list(arguments), k=20):
+                call = loop.create_task(one(box, name, chance.random() * 0.3))
+                calls.append(call)
+                if chance.random() < 0.6:
+                    loop.call_later(chance.random() * 0.5, call.cancel)
+            await asyncio.sleep(chance.random() * 0.5)
+            if chance.random() < 0.5:
+                assert (await box.call("x", "add", '{"a": 1, "b": 2}')).output == "3"
+            if chance.random() < 0.3:
+                raise KeyError("mine")
+
+    made: list[asyncio.Task[CallResult]] = []
+    with contextlib.suppress(KeyError):
+        await run(made)
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(*made, return_exceptions=True)
+    for result in results:
+        if isinstance(result, CallResult):
+            assert (result.output is None) is not (result.error is None)
+        else:
+            assert isinstance(result, asyncio.CancelledError)
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_call_after_the_end(server: Server, opened: Opened) -> None:
+    """It is an error, and asks nobody."""
+    async with opened(server.url) as box:
+        await box.list("x")
+    before = len(server.requests())
+    for _ in range(2):
+        result = await box.call("x", "echo", '{"text": "a"}')
+        assert result.error is not None
+        assert "has ended" in result.error["message"]
+    with pytest.raises(UpstreamFailed, match="has ended"):
+        await box.list("x")
+    assert len(server.requests()) == before
