@@ -65,8 +65,6 @@ def _kept(given: Item, where: str, new_id: Callable[[str], str]) -> Item:
             item.setdefault("summary", [])
         case "mcp_call":
             _complete_call(item)
-        case "mcp_list_tools":
-            item.setdefault("error", None)
     return item
 
 

@@ -141,6 +141,7 @@ def test_what_is_kept_can_be_listed(given: list[Body]) -> None:
         ReasoningItem("rs_1", "completed", [SummaryText("so")], [], "sealed"),
         FunctionCall("fc_1", "call_1", "f", "{}", "completed"),
         McpListTools("mcpl_1", "srv", [], "no answer"),
+        McpListTools("mcpl_1", "srv", [{"name": "f", "input_schema": {}}]),
         McpCall("mcp_1", "srv", "tool", "{}", None, "42", None, "completed"),
         McpApprovalRequest("mcpr_1", "srv", "tool", "{}"),
         Compaction("cmp_1", "sealed"),

@@ -63,6 +63,8 @@ class Reader:
         self._item: Body | None = None
         self._life = ""
         self._said = ""
+        self._logprobs: list[Body] = []
+        self._outcome = ""
         self._error = False
         self._first = "queued" if queued else "in_progress"
 
@@ -99,7 +101,7 @@ class Reader:
         self._life += kind + " "
         if kind == "output_item.added":
             assert self._item is None
-            self._item, self._said = body["item"], ""
+            self._item, self._said, self._logprobs = body["item"], "", []
             assert self._item.get("status", "in_progress") == "in_progress"
             assert not self._item.get("content")
             assert self._item["type"] == "mcp_approval_request" or not self._item.get("arguments")
@@ -112,6 +114,9 @@ class Reader:
         assert body.get("content_index", 0) == body.get("summary_index", 0) == 0
         if kind.endswith(".delta"):
             self._said += body["delta"]
+            self._logprobs += body.get("logprobs", [])
+        elif kind.startswith("mcp") and kind.endswith((".completed", ".failed")):
+            self._outcome = kind.rpartition(".")[2]
         elif "text" in body or "arguments" in body:
             assert body.get("text", body.get("arguments")) == self._said
         elif kind.endswith("part.done"):
@@ -128,6 +133,11 @@ class Reader:
             assert [part["text"] for part in parts] == [self._said]
         elif item["type"] in ("function_call", "mcp_call"):
             assert item["arguments"] == self._said
+        if item["type"] in ("mcp_call", "mcp_list_tools"):
+            well = item.get("error") is None and item.get("status", "completed") == "completed"
+            assert self._outcome == ("completed" if well else "failed")
+        elif item["type"] == "message":
+            assert item["content"][0]["logprobs"] == self._logprobs
         self.done.append(item)
 
     def _ended(self, body: Body) -> None:
@@ -181,6 +191,8 @@ _ERRORS = st.sampled_from(
         {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "no"}]},
     ]
 )
+_SELDOM = st.sampled_from([False] * 7 + [True])
+"""Runs are to go on for a while."""
 _REASONS = st.sampled_from(["stop", "tool_calls", "length", "content_filter"])
 
 
@@ -310,7 +322,7 @@ class Responses(RuleBasedStateMachine):
         self.in_turn = False
         assert [call.arguments for call in self.translator.calls] == self.calls
 
-    @precondition(lambda self: self.going() and not self.in_turn)
+    @precondition(lambda self: not self.ended and not self.serving and not self.in_turn)
     @rule()
     def take(self) -> None:
         """What the model wished of servers is told once."""
@@ -364,9 +376,14 @@ class Responses(RuleBasedStateMachine):
     # ends
 
     @precondition(lambda self: not self.ended and not self.serving and not self.in_turn)
-    @rule(kept=st.sampled_from(["kept", "not kept", "not kept, and told so", "cancelled meanwhile"]))
-    def finish(self, kept: str) -> None:
+    @rule(
+        kept=st.sampled_from(["kept", "not kept", "not kept, and told so", "cancelled meanwhile"]),
+        really=_SELDOM,
+    )
+    def finish(self, kept: str, really: bool) -> None:
         """The run is at its end; its last event is replaced if it could not be stored."""
+        if not really:
+            return
         last = self.translator.finish(7)
         assert self.translator.over
         match kept:
@@ -382,9 +399,11 @@ class Responses(RuleBasedStateMachine):
         self.over()
 
     @precondition(lambda self: not self.ended)
-    @rule(how=st.sampled_from(["fail", "cancel", "error"]))
-    def break_off(self, how: str) -> None:
+    @rule(how=st.sampled_from(["fail", "cancel", "error"]), really=_SELDOM)
+    def break_off(self, how: str, really: bool) -> None:
         """The engine dies, or somebody cancels, at any point."""
+        if not really:
+            return
         self.stop("incomplete")
         if self.serving == "list":
             self.wanted.append(("mcp_list_tools", INTERRUPTED, "completed"))
