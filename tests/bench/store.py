@@ -90,6 +90,12 @@ async def store_part(folder: Path, say: Callable[[str, str, str], None], turns: 
             best, median = await timed(lambda: responses.history("local", last))
             work.cancel()
         say(f"store: history of turn {turns}, busy", f"{median:.2f} ms", f"best {best:.2f} ms")
+        numbers = iter(range(ROUNDS))
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(busy())
+            best, median = await timed(lambda: responses.finish(turn(f"busy{next(numbers)}", Origin())))
+            work.cancel()
+        say("store: a turn stored, busy", f"{median:.2f} ms", f"best {best:.2f} ms")
 
         # Every turn answered twice, and gone on from the second answer: a fork each time.
         for number in range(turns):
@@ -99,11 +105,13 @@ async def store_part(folder: Path, say: Callable[[str, str, str], None], turns: 
         best, median = await timed(lambda: responses.history("local", f"f{turns - 1}"))
         say(f"store: history through {turns - 1} forks", f"{median:.2f} ms", f"best {best:.2f} ms")
 
-        given = (item("draft"),)
+        began = time.perf_counter()
         for number in range(200):
+            given = (item(f"in_b{number}"),)
             await responses.begin(
                 Draft(f"b{number}", "local", b"x" * 1500, 1.0, None, given, (), Origin(), streamed=True)
             )
+        say("store: 200 runs begun", f"{(time.perf_counter() - began) * 1000:.0f} ms", "")
         events = [(number, b"x" * 250) for number in range(20)]
         numbers = iter(range(200))
         best, median = await timed(lambda: responses.log(f"b{next(numbers)}", events))
@@ -111,6 +119,12 @@ async def store_part(folder: Path, say: Callable[[str, str, str], None], turns: 
         ids = [f"b{number}" for number in range(200)]
         best, median = await timed(lambda: responses.beat(ids, 2.0))
         say("store: heartbeat of 200 runs", f"{median:.2f} ms", f"best {best:.2f} ms")
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(200):
+                group.create_task(responses.finish(turn(f"b{number}", Origin())))
+        say("store: 200 runs ended at once", f"{(time.perf_counter() - began) * 1000:.0f} ms", "")
 
         await conversations.create("local", "c", {}, [item(f"c{number}") for number in range(2 * turns)], 1.0)
         said = await conversations.items("local", "c") or ()

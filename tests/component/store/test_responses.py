@@ -197,6 +197,19 @@ async def test_what_is_carried_along_is_stored_once(responses: Responses, db: Da
     assert await responses.find_items(ME, ["m1"]) == {"m1": changed}
 
 
+async def test_after_damage_responses_start_afresh(
+    tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning says so, and new ones are stored."""
+    path = tmp_path / "damaged.db"
+    path.write_bytes(b"this is no database\n" * 100)
+    with caplog.at_level(logging.WARNING, "modeld.store"):
+        async with Database.open(path, clock) as db:
+            assert await Responses(db, "life 1").finish(done("a"))
+            assert await ids(Responses(db, "life 2"), "a") == ["in_a", "out_a"]
+    assert "stored responses and conversations start afresh" in caplog.text
+
+
 # --- deleted ------------------------------------------------------------------------------------------------
 
 

@@ -245,10 +245,12 @@ class Store(RuleBasedStateMachine):
         self.run(self.responses.log(id, [(100, b"!")]))
 
     @precondition(lambda self: self.kept)
-    @rule(pick=PICK, identity=IDENTITIES)
-    def delete(self, pick: int, identity: str) -> None:
+    @rule(pick=PICK, identity=IDENTITIES, at_work=st.booleans())
+    def delete(self, pick: int, identity: str, at_work: bool) -> None:
         """Delete a response, or try that with another's."""
-        id = sorted(self.kept)[pick % len(self.kept)]
+        ids = [id for id in self.begun if id in self.kept] if at_work else []
+        ids = ids or sorted(self.kept)
+        id = ids[pick % len(ids)]
         kept = self.kept[id]
         there = identity == kept.identity and self.there(kept)
         assert self.run(self.responses.delete(identity, id)) is there
