@@ -255,3 +255,92 @@ async def test_compacting(daemon: Daemon) -> None:
     damaged = {**kept[-1], "encrypted_content": compaction.encrypted_content[:-4] + "AAAA"}
     answer = await send(daemon.url, "responses", {**body, "input": [damaged, question]})
     assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_what_was_asked_is_shown(daemon: Daemon) -> None:
+    """A response shows the parameters it was made with, in the created event and at the end."""
+    asked = {
+        "instructions": "Be brief.",
+        "max_output_tokens": 50,
+        "max_tool_calls": 3,
+        "metadata": {"a" * 64: "b" * 512},
+        "parallel_tool_calls": False,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "prompt_cache_key": "key",
+        "reasoning": {"effort": "low", "summary": "detailed"},
+        "safety_identifier": "someone",
+        "store": False,
+        "temperature": 0.5,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "get_weather"}],
+        },
+        "tools": [WEATHER],
+        "top_logprobs": 2,
+        "top_p": 0.9,
+        "truncation": "auto",
+        "user": "somebody",
+    }
+    answer = await stream(
+        daemon.url, {**ASK, **asked, "service_tier": "flex", "stream_options": {"include_obfuscation": False}}
+    )
+    final = answer.whole()
+    for response in (answer.events[0]["response"], final):
+        assert {name: response[name] for name in asked} == asked
+    assert final["service_tier"] == "default"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "text",
+        [{"role": "user", "content": "text"}],
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "text"}]}],
+        [
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "user", "content": "x"},
+        ],
+        [
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}]},
+        ],
+        [
+            {"role": "user", "content": "x"},
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed"},
+            {"type": "function_call", "call_id": "d", "name": "f", "arguments": "{}", "id": None},
+            {"type": "function_call_output", "call_id": "d", "output": "x"},
+            {"type": "function_call_output", "call_id": "c", "output": "x", "status": None},
+        ],
+    ],
+    ids=["text", "easy", "parts", "refusal", "parts of an output", "parallel calls"],
+)
+async def test_input_as_clients_write_it(daemon: Daemon, given: Any) -> None:
+    """Input is taken in every form that clients use, and listed with a type and an id for each item."""
+    found = await ask(daemon, **{**ASK, "input": given})
+    page = (await send(daemon.url, f"responses/{found['id']}/input_items?order=asc")).json
+    assert [item["type"] for item in page["data"]] == [
+        item.get("type", "message") for item in ([{}] if given == "text" else given)
+    ]
+    assert all(item["id"] for item in page["data"])
+    assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+
+
+async def test_items_by_reference(daemon: Daemon) -> None:
+    """An item that is kept can be named by its id in place of being sent."""
+    first = await ask(daemon, **{**ASK, "model": "caller", "tools": [WEATHER]})
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    outputs = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "sunny"}
+        for item in first["output"]
+        if item["type"] == "function_call"
+    ]
+    question = {"role": "user", "content": ASK["input"]}
+    body = {**ASK, "model": "caller", "tools": [WEATHER]}
+    named = await ask(daemon, **{**body, "input": [question, *references, *outputs]})
+    sent = await ask(daemon, **{**body, "input": [question, *first["output"], *outputs]})
+    assert said(named["output"]) == said(sent["output"]) == [("message", ANSWER)]
+    assert named["usage"]["input_tokens"] == sent["usage"]["input_tokens"]
