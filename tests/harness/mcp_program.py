@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import uvicorn
 from mcp.server import MCPServer
@@ -22,7 +22,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import EmbeddedResource, ImageContent, TextContent, TextResourceContents, ToolAnnotations
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 BIG = 2_000_000
 """Characters that the tool `big` answers."""
@@ -87,6 +87,11 @@ def _real(*, json_response: bool = False) -> Any:
         """Say much."""
         _note(tool="big", event="begin", arguments={})
         return "x" * size
+
+    @server.tool(structured_output=False)
+    async def region(name: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})]) -> str:
+        """Want the argument in a header as well."""
+        return name
 
     @server.tool()
     async def weather(city: str) -> dict[str, Any]:
@@ -167,8 +172,8 @@ def _odd_tools() -> list[Any]:
     ]
 
 
-async def _raw(path: str, receive: Receive, send: Send) -> None:
-    """Speak as much of an older MCP as is needed to misbehave."""
+async def _raw(path: str, told: str, receive: Receive, send: Send) -> None:
+    """Speak as much of an older MCP as is needed to misbehave. `told`: the token that came."""
     message = json.loads(await _body(receive))
     method, id = message.get("method"), message.get("id")
     params = message.get("params") or {}
@@ -199,6 +204,8 @@ async def _raw(path: str, receive: Receive, send: Send) -> None:
         elif path == "/pages":
             at = int(params.get("cursor", 0))
             await result({"tools": [], "nextCursor": str(at + 1)})
+        elif path == "/telling":
+            await result({"tools": [_tool("t", {"type": "object", "title": told}, description=told)]})
         elif path == "/odd":
             await result({"tools": _odd_tools()})
         elif path == "/heavy":
@@ -275,7 +282,19 @@ def _modern(scope: Scope) -> bool:
 
 REAL = frozenset({"/mcp", "/json", "/legacy", "/auth", "/stubborn"})
 RAW = frozenset(
-    {"/slow", "/many", "/same", "/pages", "/odd", "/heavy", "/nonsense", "/protocol", "/forgets", "/flood"}
+    {
+        "/slow",
+        "/many",
+        "/same",
+        "/pages",
+        "/odd",
+        "/heavy",
+        "/nonsense",
+        "/protocol",
+        "/forgets",
+        "/flood",
+        "/telling",
+    }
 )
 
 
@@ -285,7 +304,7 @@ def _app(events: Any, plain: Any) -> Callable[[Scope, Receive, Send], Awaitable[
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         _note(method=scope["method"], path=path, headers=headers)
         if path in RAW and scope["method"] == "POST":
-            await _raw(path, receive, send)
+            await _raw(path, _authorization(scope).decode(), receive, send)
         elif path in RAW:
             await _answer(send, 405)
         elif path == "/auth" and _authorization(scope) != b"Bearer good":

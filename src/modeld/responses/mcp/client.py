@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import anyio
 import httpx2
@@ -66,9 +66,10 @@ async def connected(server: McpServer, egress: Egress, limits: McpLimits) -> Asy
 
     No request of the server's is served (sampling, questions to the user): it gets an error.
     """
-    headers = {"user-agent": f"modeld/{__version__}", **server.headers, "accept-encoding": "identity"}
+    own = {name.lower(): value for name, value in server.headers.items()}
+    headers = {"user-agent": f"modeld/{__version__}", **own, "accept-encoding": "identity"}
     if server.authorization is not None:
-        headers["authorization"] = f"Bearer {server.authorization.removeprefix('Bearer ')}"
+        headers["authorization"] = f"Bearer {server.authorization}"
     # Silence is bounded by whoever waits; this one ends what nobody waits for any more.
     silence = max(limits.list_s, limits.call_s) + 5
     async with (
@@ -149,10 +150,27 @@ def scrubbed(text: str, server: McpServer) -> str:
     return without_token(text, server)
 
 
-def without_token(text: str, server: McpServer) -> str:
-    """Return a tool's output without the token, which is never kept; headers may hold common words."""
+def without_token(value: T, server: McpServer) -> T:
+    """Return what a server says, text or JSON, without the token: it may be kept, and tokens never are.
+
+    Headers may stay, since they may hold common words.
+    """
     token = server.authorization
-    return text if token is None or len(token) < SHORTEST_SECRET else text.replace(token, "[removed]")
+    if token is None or len(token) < SHORTEST_SECRET:
+        return value
+    return cast(T, _without(value, token))
+
+
+def _without(value: Any, token: str) -> Any:
+    match value:
+        case str():
+            return value.replace(token, "[removed]")
+        case list():
+            return [_without(each, token) for each in value]
+        case dict():
+            return {_without(key, token): _without(each, token) for key, each in value.items()}
+        case _:
+            return value
 
 
 async def listed(client: Client, limits: McpLimits, label: str) -> list[dict[str, Any]]:
@@ -192,7 +210,9 @@ async def listed(client: Client, limits: McpLimits, label: str) -> list[dict[str
     return list(found.values())[: limits.tools]
 
 
-async def called(client: Client, name: str, arguments: dict[str, Any], limits: McpLimits) -> CallToolResult:
+async def called(
+    client: Client, name: str, arguments: dict[str, Any], limits: McpLimits, label: str
+) -> CallToolResult:
     """Return what a tool answers. Raises Fault, MCPError, ValidationError.
 
     Not by the SDK's own method, which checks answers against schemas that servers send.
@@ -204,7 +224,7 @@ async def called(client: Client, name: str, arguments: dict[str, Any], limits: M
         if error.code != HEADER_MISMATCH:
             raise
         # The server wants arguments in headers, as its list says; in this session it was not listed yet.
-        await listed(client, limits, "")
+        await listed(client, limits, label)
         result = await client.session.send_request(request, _ANSWER)
     if isinstance(result, InputRequiredResult):
         raise Fault("tool", 0, "the tool asks for more input, which nobody can give here")

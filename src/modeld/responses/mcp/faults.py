@@ -18,7 +18,7 @@ UNREADABLE = -32700
 """JSON-RPC's code for an answer that nobody can read."""
 
 LONGEST_MESSAGE = 2000
-"""Characters of a server's own words that are passed on."""
+"""Characters of a server's own words that are passed on; a tool's are its answer, which has its limit."""
 
 
 class Fault(Exception):
@@ -32,7 +32,7 @@ class Fault(Exception):
         super().__init__(message)
         self.kind = kind
         self.code = code
-        self.message = message[:LONGEST_MESSAGE]
+        self.message = message if kind == "tool" else message[:LONGEST_MESSAGE]
 
     def error(self) -> dict[str, Any]:
         """Return the error of an mcp_call item."""

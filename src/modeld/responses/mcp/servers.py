@@ -199,7 +199,7 @@ def _server(body: dict[str, Any], param: str, where: Policy | None) -> McpServer
     return McpServer(
         label=given.server_label,
         url=given.server_url,
-        authorization=given.authorization or None,
+        authorization=(given.authorization or "").removeprefix("Bearer ") or None,
         headers=_headers(given.headers or {}, f"{param}.headers"),
         allowed=_allowed(given.allowed_tools, f"{param}.allowed_tools"),
         approval=_approval(given.require_approval, f"{param}.require_approval"),

@@ -178,13 +178,14 @@ class _Session:
 
         limits, speaker = self._limits, self._open()
         note = transport.Note(left=limits.list_bytes)
-        return await client.ask(
+        tools = await client.ask(
             note,
             seconds,
             self._list_time,
             self._server,
             lambda: client.listed(speaker, limits, self._server.label),
         )
+        return client.without_token(tools, self._server)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallResult:
         """Return what a tool answers. Raises Fault."""
@@ -198,7 +199,7 @@ class _Session:
                 limits.call_s,
                 f"{limits.call_s:g} s (mcp.call_timeout)",
                 self._server,
-                lambda: client.called(speaker, name, arguments, limits),
+                lambda: client.called(speaker, name, arguments, limits, self._server.label),
             )
         except Fault as fault:
             if note.over:

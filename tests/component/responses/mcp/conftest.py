@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -22,6 +24,16 @@ def server() -> Iterator[Server]:
     """Give a server that all tests of a module share."""
     with serving() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_unheard() -> AsyncIterator[None]:
+    """Fail a test in which a task's or a callback's exception went unheard."""
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    yield
+    gc.collect()
+    assert unheard == []
 
 
 @pytest.fixture

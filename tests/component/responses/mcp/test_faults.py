@@ -149,6 +149,14 @@ async def test_an_error_of_the_protocol(server: Server, opened: Opened) -> None:
     }
 
 
+async def test_a_list_that_tells_the_token(server: Server, opened: Opened) -> None:
+    """What may be kept is without it."""
+    async with opened(server.at("/telling"), authorization="tok-123456") as box:
+        [tool] = await box.list("x")
+    assert tool["description"] == "Bearer [removed]"
+    assert tool["input_schema"] == {"type": "object", "title": "Bearer [removed]"}
+
+
 async def test_a_session_that_was_forgotten(server: Server, opened: Opened) -> None:
     """It is opened again once; a server that keeps forgetting is an error with its status."""
     before = sum(line["path"] == "/forgets" for line in server.requests())

@@ -41,6 +41,22 @@ async def test_a_server_is_listed_and_called(server: Server, opened: Opened, pat
         assert json.loads(structured or "") == {"city": "Bonn", "celsius": 21}
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_tool_that_wants_a_header(server: Server, opened: Opened, path: str) -> None:
+    """It is called in a session in which nobody listed it, as after a list that a chain holds."""
+    async with opened(server.at(path)) as box:
+        assert (await box.call("x", "region", '{"name": "north"}')).output == "north"
+    sent = [line["headers"] for line in server.requests() if line["path"] == path]
+    assert any(headers.get("mcp-param-region") == "north" for headers in sent) is (path != "/legacy")
+
+
+async def test_the_right_token(server: Server, opened: Opened) -> None:
+    """It opens a server for those who have it; a caller's own Bearer before it does no harm."""
+    for token in ("good", "Bearer good"):
+        async with opened(server.at("/auth"), authorization=token) as box:
+            assert (await box.call("x", "echo", '{"text": "a"}')).output == "a"
+
+
 @pytest.mark.parametrize("path", CANCELLING)
 async def test_calls_run_at_once_and_one_is_cancelled(server: Server, opened: Opened, path: str) -> None:
     """The cancelled one is cancelled at the server; the others and the session go on."""
@@ -96,6 +112,9 @@ async def test_leaving_ends_the_session(server: Server, opened: Opened, path: st
     assert result.error["code"] == -32000
     await server.seen("hang", "cancelled", mark=mark)
     assert asyncio.all_tasks() == before
+    assert not [
+        line for line in server.requests() if line["method"] == "GET"
+    ]  # nobody hears what comes unasked
     if path == "/legacy":
         assert any((line["method"], line["path"]) == ("DELETE", path) for line in server.requests())
 
