@@ -65,6 +65,13 @@ class MethodNotAllowed(ModeldError):
     default_code = "method_not_allowed"
 
 
+class Conflict(ModeldError):
+    """It contradicts what was asked before, and sending it again changes nothing (HTTP 409)."""
+
+    kind = "conflict"
+    default_code = "conflict"
+
+
 class TooLarge(ModeldError):
     """The body is over the configured limit (HTTP 413)."""
 

@@ -26,6 +26,7 @@ TABLE: dict[type[errors.ModeldError], Row] = {
     errors.Forbidden: Row(403, "permission_error"),
     errors.NotFound: Row(404, "invalid_request_error"),
     errors.MethodNotAllowed: Row(405, "invalid_request_error"),
+    errors.Conflict: Row(409, "invalid_request_error"),
     errors.TooLarge: Row(413, "invalid_request_error"),
     errors.UnsupportedMedia: Row(415, "invalid_request_error"),
     errors.UpstreamFailed: Row(424, "external_connector_error"),
@@ -43,8 +44,8 @@ TABLE: dict[type[errors.ModeldError], Row] = {
 
 BUG = Row(500, "server_error")
 
-HOPELESS = (errors.ModelFailed, errors.DeadlineExceeded)
-"""Server errors that SDKs would retry by themselves, which changes nothing or costs a second generation."""
+HOPELESS = (errors.ModelFailed, errors.DeadlineExceeded, errors.Conflict)
+"""Errors that SDKs would retry by themselves, which changes nothing or costs a second generation."""
 
 LONGEST_WAIT_S = 3600.0
 """The most that a client is told to wait; by then much may have changed."""

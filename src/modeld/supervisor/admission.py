@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
 from modeld.supervisor.states import State
+
+
+class GaveWay(Overloaded):
+    """A call was cut off because an interactive request needs its slot; it was opened on that condition."""
+
+    default_code = "gave_way"
 
 
 class Priority(enum.IntEnum):
@@ -59,6 +66,16 @@ def decide(now: Situation) -> Verdict | ModeldError:
             param="model",
         )
     return Verdict.WAIT
+
+
+def gives_way(waiting: int, leaving: int, yielding: Sequence[int]) -> int | None:
+    """Return which call gives its slot to an interactive request: the youngest, which loses least; None for
+    none.
+
+    `waiting`: interactive requests without a slot. `leaving`: calls that were cut off and still hold one.
+    `yielding`: the numbers of the calls that hold a slot on this condition.
+    """
+    return max(yielding, default=None) if waiting > leaving else None
 
 
 BACKGROUND_EVERY = 8

@@ -184,21 +184,30 @@ class Deployment:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def enter(self, priority: Priority, affinity: int | None = None, seq: int | None = None) -> Ticket:
+    def enter(
+        self,
+        priority: Priority,
+        affinity: int | None = None,
+        seq: int | None = None,
+        give_way: Callable[[], None] | None = None,
+    ) -> Ticket:
         """Take a slot or a place in the queue. Raises Overloaded, ModelFailed or ModelUnavailable.
 
-        `seq` is the number of a request that comes back: it keeps its place.
+        `seq` is the number of a request that comes back: it keeps its place. `give_way` is as in Ticket.
         """
         seq = next(self._world.numbers) if seq is None else seq
         self._cooled_down()
         verdict = admission.decide(self._situation())
         if isinstance(verdict, ModeldError):
             raise verdict
-        ticket = Ticket(self, priority, seq, affinity=affinity, now=self._world.clock.monotonic())
+        now = self._world.clock.monotonic()
+        ticket = Ticket(self, priority, seq, affinity=affinity, now=now, give_way=give_way)
         replica = self._choose(ticket) if verdict is Verdict.GRANT else None
         if replica is None:
             self.tickets.wait(ticket)
             self._called_for()
+            if priority is Priority.INTERACTIVE:
+                self.tickets.make_way()
         else:
             self._grant(ticket, replica)
             self.tickets.hold(ticket, replica)

@@ -199,14 +199,17 @@ class Pool:
         priority: Priority = Priority.INTERACTIVE,
         *,
         keep_alive: float | None = None,
+        yields: bool = False,
     ) -> Stream:
         """Give a context manager in which the task runs. Raises NotFound now; refusals come on entering.
 
         `keep_alive`: what the request says about it, in seconds (infinity for never); None when it does not.
+        `yields`: it is cut off, with GaveWay, when an interactive request waits for the slot it holds; not
+        when it got that slot although others waited, because its turn had come.
         """
         deployment = self.roster[name]
         affinity = routing.affinity_of(task) if deployment.spec.scaling.maximum > 1 else None
-        return Stream(deployment, self._world, task, identity, priority, affinity, keep_alive)
+        return Stream(deployment, self._world, task, identity, priority, affinity, keep_alive, yields)
 
     async def load(self, name: str, *, force: bool = False) -> Status:
         """Bring a model up; returns when it is READY. `force` evicts busy models too.

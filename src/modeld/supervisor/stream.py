@@ -14,7 +14,7 @@ from modeld.errors import ModelUnavailable, WorkerDied
 from modeld.ids import Identity
 from modeld.protocol.channel import OpenCall
 from modeld.protocol.tasks import Event, Task
-from modeld.supervisor.admission import Priority
+from modeld.supervisor.admission import GaveWay, Priority
 from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.replica import CANCEL_LIMIT_S, Replica
 from modeld.supervisor.tickets import Ticket
@@ -37,8 +37,11 @@ class Stream:
         priority: Priority,
         affinity: int | None = None,
         keep_alive: float | None = None,
+        yields: bool = False,
     ) -> None:
-        """`keep_alive`: what the request says of it in seconds, None when it does not."""
+        """`keep_alive`: what the request says of it in seconds, None when it does not. `yields`: it gives
+        its slot to an interactive request that waits for one.
+        """
         self._deployment = deployment
         self._world = world
         self._task = task
@@ -50,12 +53,14 @@ class Stream:
         self._call: OpenCall | None = None
         self._replica: Replica | None = None
         self._worker: Worker | None = None
+        self._yields = yields
+        self._gave_way = False
         self._delivered = False
         self._retried = False
 
     def __enter__(self) -> Stream:
         """Ask for admission. Raises Overloaded, ModelFailed or ModelUnavailable."""
-        self._ticket = self._deployment.enter(self._priority, self._affinity)
+        self._ticket = self._enter(self._deployment)
         self._deployment.keep_alive(self._keep_alive)
         return self
 
@@ -94,22 +99,46 @@ class Stream:
                 return []
             assert self._call is not None
             events = await self._call.take(timeout)
-        except WorkerDied:
-            if self._delivered or self._retried:
-                raise
-            self._retried = True
-            before = self._ticket
-            assert before is not None
-            self._leave()
-            # The queue may have passed to the deployment that replaces the first, as may the model.
-            home = before.home if isinstance(before.home, Deployment) else self._deployment
-            while home.successor is not None:
-                home = home.successor
-            self._ticket = home.enter(self._priority, self._affinity, before.seq)
+        except WorkerDied as death:
+            self._again(death)
             return []
         if events:
             self._delivered = True
         return events
+
+    async def admitted(self) -> None:
+        """Wait until the request has a slot. Raises the ModeldError it ended with instead."""
+        while self._call is None:
+            try:
+                await self._admitted(None)
+            except WorkerDied as death:
+                self._again(death)
+
+    def _again(self, death: WorkerDied) -> None:
+        """Go back to the queue after the worker's death; raises it when that cannot be."""
+        if self._delivered or self._retried:
+            raise death
+        self._retried = True
+        before = self._ticket
+        assert before is not None
+        self._leave()
+        # The queue may have passed to the deployment that replaces the first, as may the model.
+        home = before.home if isinstance(before.home, Deployment) else self._deployment
+        while home.successor is not None:
+            home = home.successor
+        self._ticket = self._enter(home, before.seq)
+
+    def _enter(self, home: Deployment, seq: int | None = None) -> Ticket:
+        give_way = self._give_way if self._yields else None
+        return home.enter(self._priority, self._affinity, seq, give_way)
+
+    def _give_way(self) -> None:
+        self._gave_way = True
+        if self._call is not None:
+            self._call.abort(self._cut_off())
+
+    def _cut_off(self) -> GaveWay:
+        return GaveWay(f"an interactive request needs the slot of model {self._deployment.spec.name!r}")
 
     async def _admitted(self, timeout: float | None) -> bool:
         ticket = self._ticket
@@ -141,6 +170,8 @@ class Stream:
         return max(ticket.waited_since + limit - self._world.clock.monotonic(), 0.0)
 
     def _begin(self, ticket: Ticket) -> None:
+        if self._gave_way:
+            raise self._cut_off()
         replica = ticket.replica
         assert replica is not None
         self._replica = replica

@@ -32,14 +32,34 @@ class Ticket:
 
     `affinity` is a hash of what the request has in common with the turns before it. `replica` is whose slot
     it holds. `waited_since` is in monotonic seconds. A queue that is taken over by another deployment takes
-    its tickets along: `home` changes.
+    its tickets along: `home` changes. `give_way` cuts its call off so that its slot comes free; None for
+    whoever keeps a slot once it has one. `leaving`: that was done.
     """
 
-    __slots__ = ("affinity", "granted", "home", "priority", "replica", "seq", "waited_since")
+    __slots__ = (
+        "affinity",
+        "give_way",
+        "granted",
+        "home",
+        "leaving",
+        "priority",
+        "replica",
+        "seq",
+        "waited_since",
+    )
 
     def __init__(
-        self, home: Home, priority: Priority, seq: int, *, affinity: int | None = None, now: float = 0.0
+        self,
+        home: Home,
+        priority: Priority,
+        seq: int,
+        *,
+        affinity: int | None = None,
+        now: float = 0.0,
+        give_way: Callable[[], None] | None = None,
     ) -> None:
+        self.give_way = give_way
+        self.leaving = False
         self.home = home
         self.priority = priority
         self.seq = seq
@@ -103,11 +123,31 @@ class Tickets:
             if replica is None:
                 break
             del self._waiting[at]
+            if any(waiting.priority < ticket.priority for waiting in self._waiting):
+                ticket.give_way = None  # its turn has come, though others wait that usually go first
             background = any(waiting.priority is Priority.BACKGROUND for waiting in self._waiting)
             self._passed = self._passed + 1 if background and ticket.priority is Priority.INTERACTIVE else 0
             self.hold(ticket, replica)
             granted.append(ticket)
         return granted
+
+    def make_way(self) -> None:
+        """Cut a call off that yields its slot, if an interactive request waits that no slot is promised."""
+        yielding = {
+            ticket.seq: ticket
+            for ticket in self._holding
+            if ticket.give_way is not None and not ticket.leaving
+        }
+        if not yielding:
+            return
+        waiting = sum(ticket.priority is Priority.INTERACTIVE for ticket in self._waiting)
+        leaving = sum(ticket.leaving for ticket in self._holding)
+        chosen = admission.gives_way(waiting, leaving, tuple(yielding))
+        if chosen is not None:
+            ticket = yielding[chosen]
+            ticket.leaving = True
+            assert ticket.give_way is not None
+            ticket.give_way()
 
     def leave(self, ticket: Ticket) -> bool:
         """Take back a ticket's slot or place; tell whether a slot came free."""
