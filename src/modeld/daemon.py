@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from modeld.hardware import host
 from modeld.hardware.machine import Probe
 from modeld.hardware.probe import system_probe
 from modeld.ids import new_id
+from modeld.jobs.app import Room, serving_jobs
+from modeld.jobs.limits import JobLimits
 from modeld.library.estimate import estimate_file
 from modeld.library.resolve import Resolver
 from modeld.responses.app import add_routes as add_responses
@@ -57,6 +59,7 @@ from modeld.store.conversations import Conversations
 from modeld.store.db import Database
 from modeld.store.effective import EffectiveConfig, StoredModel
 from modeld.store.footprints import Footprints
+from modeld.store.jobs import Jobs
 from modeld.store.responses import Responses
 from modeld.supervisor import leftovers
 from modeld.supervisor.capabilities import Capabilities, override_from
@@ -140,6 +143,7 @@ async def run(
         metrics.watch_devices(lambda: _device_samples(pool))
         await stack.enter_async_context(pool)
         await stack.enter_async_context(_responses(config, state, database, pool, gateway, clock))
+        jobs = await stack.enter_async_context(_jobs(config, database, pool, gateway, clock))
         control = await stack.enter_async_context(
             Control(
                 pool,
@@ -168,6 +172,7 @@ async def run(
             _log.info("stopping after %s; open requests get %g s", signals.cause, config.drain_timeout)
             shown.cancel()  # it would tell of models that stop, as if that were news
             await site.stop()  # nobody new; the connections there are go on
+            await jobs.runner.stop()  # it goes on in the next life
             await _drain(pool, signals, config.drain_timeout)
             told.cancel()
     _log.info("stopped")
@@ -357,6 +362,23 @@ async def _responses(
     async with Background(context) as background:
         add_responses(gateway, context, background)
         yield
+
+
+def _jobs(
+    config: Config, database: Database, pool: Pool, gateway: web.Application, clock: Clock
+) -> AbstractAsyncContextManager[Room]:
+    """Add the jobs to the gateway; what is at work at the end of the block is given back."""
+    limits = JobLimits(
+        keep_s=_seconds(config.jobs.keep),
+        patience_s=_seconds(config.jobs.patience),
+        most=config.jobs.unfinished,
+        wait_s=config.jobs.wait,
+    )
+    return serving_jobs(gateway, Jobs(database, new_id("life_")), pool, limits, clock)
+
+
+def _seconds(duration: float) -> float | None:
+    return None if duration == NEVER else duration
 
 
 @asynccontextmanager

@@ -28,8 +28,10 @@ from modeld.config.values import (
 LARGEST_BODY = 64 * 1024**2
 """Largest `max_request_body` in bytes: what still fits into one frame of the worker link."""
 
-RESERVED_SLUGS = frozenset({"v1", "health", "readyz", "metrics", "docs", "admin"})
-"""First steps of paths that are the daemon's own: no gateway can have them."""
+RESERVED_SLUGS = frozenset(
+    {"v1", "health", "readyz", "metrics", "docs", "admin", "mass-llama-cpp", "mass-llama-cpp-v1"}
+)
+"""First steps of paths that are the daemon's own, or would be taken for them: no gateway can have them."""
 
 
 def _api_key(key: SecretStr) -> SecretStr:
@@ -162,6 +164,23 @@ class Responses(Section):
     )
 
 
+class Jobs(Section):
+    """Work that is submitted and fetched later: how much of it, and for how long."""
+
+    keep: Duration = Field(
+        default=86400.0,
+        description="How long a job that is over can be fetched: seconds, 12h, 7d or never (for ever).",
+    )
+    patience: Duration = Field(
+        default=7 * 86400.0,
+        description="How long a job may take from its submission, waiting included; then it is an error.",
+    )
+    unfinished: Whole = Field(default=100_000, ge=0, description="Jobs that may be unfinished; more get 429.")
+    wait: Number = Field(
+        default=60.0, ge=0, description="Seconds that one request may wait for a job's end; then it gets 202."
+    )
+
+
 class Mcp(Section):
     """MCP servers that callers of the Responses API name, and what modeld lets them do."""
 
@@ -255,6 +274,7 @@ class Config(Section):
     responses: Responses = Field(
         default=Responses(), description="What is kept of the Responses API, and for how long."
     )
+    jobs: Jobs = Field(default=Jobs(), description="Limits of work that is submitted and fetched later.")
     mcp: Mcp = Field(default=Mcp(), description="Limits of the MCP servers that callers name.")
     log: Log = Field(default=Log(), description="How the daemon logs.")
     engines: Engines = Field(default=Engines(), description="Engines, for all models that use them.")

@@ -26,6 +26,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of `Metrics.render`."""
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+JOB_SECONDS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
 LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 
 LoadOutcome: TypeAlias = Literal["ready", "failed", "crashed", "out_of_memory", "cancelled"]
@@ -41,6 +42,7 @@ ChangeOutcome: TypeAlias = Literal["ok", "partial", "refused"]
 """How a change of the models ended: "partial" when some did not come up, "refused" changed nothing."""
 
 McpOutcome: TypeAlias = Literal["ok", "failed"]
+JobItemOutcome: TypeAlias = Literal["done", "failed"]
 Memory: TypeAlias = Literal["total", "usable", "held", "free"]
 """Bytes of a device: all; what models may hold; what is promised to them; what the device says is free."""
 
@@ -188,6 +190,25 @@ class Metrics:
         self.mcp_calls = counter(
             "modeld_mcp_calls", "Calls of MCP servers' tools by how they ended.", ["model", "outcome"]
         )
+        self.jobs = gauge("modeld_jobs", "Jobs that are not over, by status.", ["status"])
+        self.job_items_waiting = gauge("modeld_job_items_waiting", "Items of jobs that nobody works on yet.")
+        self.job_oldest = gauge(
+            "modeld_job_oldest_seconds",
+            "Age of the oldest job that is not over; 0: there is none.",
+        )
+        self.job_wait_seconds = histogram(
+            "modeld_job_wait_seconds",
+            "From a job's submission to the moment an engine begins with it.",
+            ["kind"],
+            buckets=JOB_SECONDS,
+        )
+        self.jobs_ended = counter("modeld_jobs_ended", "Jobs by how they ended.", ["kind", "status"])
+        self.job_items_ended = counter(
+            "modeld_job_items_ended", "Items of jobs by how they ended.", ["model", "outcome"]
+        )
+        self.job_items_yielded = counter(
+            "modeld_job_items_yielded", "Times an item of a job gave its slot to an interactive request."
+        )
         ProcessCollector(registry=registry)
         self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._histograms: dict[tuple[Histogram, tuple[str, ...]], Histogram] = {}
@@ -230,6 +251,25 @@ class Metrics:
     def mcp_called(self, model: str, outcome: McpOutcome) -> None:
         """Count a call of an MCP server's tool."""
         self._counter(self.mcp_calls, model, outcome).inc()
+
+    def jobs_seen(self, pending: int, processing: int, waiting: int, oldest_s: float) -> None:
+        """Note how much there is to do: jobs by status, items that wait, the age of the oldest job."""
+        self.jobs.labels("pending").set(pending)
+        self.jobs.labels("processing").set(processing)
+        self.job_items_waiting.set(waiting)
+        self.job_oldest.set(oldest_s)
+
+    def job_waited(self, kind: str, seconds: float) -> None:
+        """Count what a job waited for an engine to begin with it."""
+        self._histogram(self.job_wait_seconds, kind).observe(max(seconds, 0.0))
+
+    def job_ended(self, kind: str, status: str) -> None:
+        """Count a job that is over."""
+        self._counter(self.jobs_ended, kind, status).inc()
+
+    def job_item_ended(self, model: str, outcome: JobItemOutcome) -> None:
+        """Count an item of a job that is over."""
+        self._counter(self.job_items_ended, model, outcome).inc()
 
     def model_loaded(self, model: str, loader: str, seconds: float, outcome: LoadOutcome) -> None:
         """Count a load that ended, well or not."""
