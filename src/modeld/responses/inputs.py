@@ -62,7 +62,9 @@ def _kept(given: Item, where: str, new_id: Callable[[str], str]) -> Item:
         case "function_call_output" if not isinstance(item["output"], str):
             item["output"] = _content(item["output"], False)
         case "reasoning":
-            item.setdefault("summary", [])
+            item["summary"] = _typed(item.get("summary", []), "summary_text")
+            if "content" in item:
+                item["content"] = _typed(item["content"], "reasoning_text")
         case "mcp_call":
             _complete_call(item)
     return item
@@ -78,6 +80,11 @@ def _complete_call(item: Item) -> None:
     item.setdefault("status", "completed" if error is None else "failed")
 
 
+def _typed(parts: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return parts with the type that is the only one there is, and that some leave out."""
+    return [{"type": kind, "text": part["text"]} for part in parts]
+
+
 def _content(content: str | list[dict[str, Any]], model: bool) -> list[dict[str, Any]]:
     """Return content as parts of the type that belongs to the speaker: the model, or anybody else."""
     if isinstance(content, str):
@@ -87,6 +94,8 @@ def _content(content: str | list[dict[str, Any]], model: bool) -> list[dict[str,
 
 def _part(given: dict[str, Any], text: str) -> dict[str, Any]:
     part = {key: value for key, value in given.items() if value is not None}
+    if part["type"] == "refusal" and text == "input_text":  # only a model's words are that
+        part = {"type": text, "text": part["refusal"]}
     if part["type"] in ("text", "input_text", "output_text"):
         part["type"] = text
     match part["type"]:

@@ -129,3 +129,15 @@ def test_nonsense_is_a_bad_request(items: list[dict[str, Any]]) -> None:
         assert len(found) <= len(items)
         return
     assert refused.param is not None
+
+
+def test_parts_are_kept_with_the_type_they_must_have() -> None:
+    """Parts of thoughts, which have one type only, may come without it; a user's "refusal" is text."""
+    thought = {"type": "reasoning", "summary": [{"text": "so"}], "content": [{"text": "because"}]}
+    words = {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}
+    spoken = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    items = kept([thought, words, spoken], names())
+    assert items[0]["summary"] == [{"type": "summary_text", "text": "so"}]
+    assert items[0]["content"] == [{"type": "reasoning_text", "text": "because"}]
+    assert items[1]["content"] == [{"type": "input_text", "text": "no"}]
+    assert items[2]["content"] == [{"type": "refusal", "refusal": "no"}]
