@@ -232,5 +232,5 @@ def _arguments(text: str) -> dict[str, Any]:
     """Return a call's arguments. Raises Fault for what a model wrote and no server can read."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise Fault("protocol", INVALID_PARAMS, "the call's arguments are not a JSON object") from None

@@ -181,7 +181,7 @@ async def test_answers_that_are_none(server: Server, opened: Opened) -> None:
             "message": "the server's answer is not one of MCP's",
         }
     async with opened(server.url) as box:
-        for text in ("{", "[]", "5", '"text"', "null", "[" * 100_000):
+        for text in ("{", "[]", "5", '"text"', "null", "[" * 100_000, '{"text": "\ud800"}'):
             error = (await box.call("x", "echo", text)).error
             assert error is not None
             assert (error["code"], error["type"]) == (-32602, "mcp_protocol_error")

@@ -128,6 +128,40 @@ async def test_leaving_is_bounded(server: Server, opened: Opened) -> None:
     assert loop.time() - began < 60
 
 
+async def test_leaving_while_a_session_opens(server: Server, opened: Opened) -> None:
+    """A server that says nothing is not waited for; whoever does gets an error, and no task is left."""
+    before = asyncio.all_tasks()
+    asked = len(server.requests())
+    async with opened(server.at("/silent"), limits={"list_s": 600, "call_s": 600, "close_s": 0.2}) as box:
+        call = asyncio.ensure_future(box.call("x", "echo", "{}"))
+        async with asyncio.timeout(20):
+            while len(server.requests()) == asked:
+                await asyncio.sleep(0.02)
+    error = (await call).error
+    assert error is not None
+    assert error["code"] == -32000
+    assert asyncio.all_tasks() == before
+
+
+async def test_leaving_is_cancelled(server: Server, opened: Opened) -> None:
+    """Who waits for a server's goodbye and is cancelled a second time leaves nothing behind either."""
+    before = asyncio.all_tasks()
+    left = asyncio.Event()
+
+    async def run() -> None:
+        async with opened(server.at("/stubborn"), limits={"close_s": 600}) as box:
+            await box.list("x")
+            left.set()
+
+    task = asyncio.ensure_future(run())
+    await left.wait()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == before
+
+
 async def test_what_the_block_raises_is_what_is_raised(server: Server, opened: Opened) -> None:
     """Without a group around it; so is being cancelled."""
 
