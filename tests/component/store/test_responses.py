@@ -197,6 +197,18 @@ async def test_what_is_carried_along_is_stored_once(responses: Responses, db: Da
     assert await responses.find_items(ME, ["m1"]) == {"m1": changed}
 
 
+async def test_equal_items_of_two_callers_are_two(responses: Responses, db: Database) -> None:
+    """Neither caller's item is stored for the other, nor goes with the other's."""
+    for identity in (ME, "key_2"):
+        one = msgspec.structs.replace(done(f"a_{identity}"), inputs=items("same"), identity=identity)
+        await responses.finish(one)
+    assert await count(db, "item") == 4
+    assert await responses.delete(ME, f"a_{ME}")
+    assert await responses.find_items(ME, ["same"]) == {}
+    assert await responses.find_items("key_2", ["same"]) == {"same": item("same")}
+    assert await responses.inputs("key_2", "a_key_2") == items("same")
+
+
 async def test_after_damage_responses_start_afresh(
     tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -328,6 +340,27 @@ async def test_a_run_is_queued_then_over(responses: Responses) -> None:
     assert await ids(responses, "c") == ["in_a", "out_a", "in_c", "out_c"]
 
 
+async def test_what_goes_on_from_a_run_takes_what_it_carries(responses: Responses) -> None:
+    """A response at work is no place to go on from: the items that were carried along are stored."""
+    await responses.begin(draft("a"))
+    await responses.finish(done("b", before=items("m"), origin=after("a")))
+    assert await responses.finish(done("a"))
+    assert await ids(responses, "b") == ["m", "in_b", "out_b"]
+    assert await ids(responses, "a") == ["in_a", "out_a"]
+
+
+async def test_a_run_that_is_not_to_be_kept_leaves_nothing(responses: Responses, db: Database) -> None:
+    """It could be read while it was at work."""
+    await responses.begin(draft("a"))
+    await responses.log("a", [(0, b"zero")])
+    assert await responses.get(ME, "a") is not None
+    assert await responses.finish(msgspec.structs.replace(done("a"), keep=False))
+    assert await responses.get(ME, "a") is None
+    await responses.sweep(NOW)
+    for table in ("item", "link", "chain", "response", "run", "log", "garbage"):
+        assert await count(db, table) == 0
+
+
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("status", ["completed", "cancelled", "failed", "incomplete"])
 async def test_how_a_response_ended_stays(responses: Responses, status: str, background: bool) -> None:
@@ -380,9 +413,12 @@ async def test_runs_of_an_earlier_life_are_found(responses: Responses, db: Datab
     assert [each.id for each in await later.abandoned()] == ["a"]
     assert await ids(later, "d") == ["in_d"]
     assert await later.replay("d", 0, 10) == [(1, b"one"), (2, b"end")]
+    await db.execute("DELETE FROM run WHERE response = 'a'")
+    assert [(each.id, each.owner) for each in await later.abandoned()] == [("a", None)]
     # What is left of the deleted one's run goes with the next sweep of another life.
-    await later.sweep(NOW)
     assert await count(db, "run") == 1
+    await later.sweep(NOW)
+    assert await count(db, "run") == 0
 
 
 async def test_heartbeats_are_of_this_life_only(responses: Responses, db: Database, clock: FakeClock) -> None:
@@ -554,6 +590,22 @@ async def test_a_removed_item_stays_in_the_responses_that_were_made_with_it(
     assert await responses.delete(ME, "r")
     assert await responses.find_items(ME, ["a"]) == {}
     assert await conversations.items(ME, "c") == (*rest, *items("in_s", "out_s"))
+
+
+async def test_all_items_of_an_id_are_removed(responses: Responses, conversations: Conversations) -> None:
+    """An id that stands in a conversation twice is gone from it afterwards, held by a response or not."""
+    origin, before = Origin(conversation="c"), items("a", "b", "a", "d")
+    await conversations.create(ME, "c", {}, items("a"), NOW)
+    assert await conversations.remove(ME, "c", "a")
+    await conversations.add(ME, "c", before)
+    await responses.finish(done("r", before=before, origin=origin))
+    assert await conversations.remove(ME, "c", "a")
+    assert await conversations.item(ME, "c", "a") is None
+    assert await conversations.items(ME, "c") == items("b", "d", "in_r", "out_r")
+    assert await ids(responses, "r") == ["a", "b", "a", "d", "in_r", "out_r"]
+    await conversations.add(ME, "c", items("e", "f", "e"))
+    assert await conversations.remove(ME, "c", "e")
+    assert await conversations.items(ME, "c") == items("b", "d", "in_r", "out_r", "f")
 
 
 async def test_items_removed_one_by_one_are_really_gone(conversations: Conversations, db: Database) -> None:
