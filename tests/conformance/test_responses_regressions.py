@@ -184,6 +184,12 @@ async def test_a_failure_on_the_way_ends_the_stream(daemon: Daemon) -> None:
         {"model": "thinker", "input": "x", "metadata": {"k": 1}},
         {"model": "thinker", "input": "x", "max_output_tokens": -1},
         {"model": "thinker", "input": "x\ud800"},
+        {"model": "thinker", "input": "x", "reasoning": {"effort": "heroic"}},
+        {"model": "thinker", "input": "x", "prompt": {"id": "pmpt_1"}},
+        {
+            "model": "thinker",
+            "input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}],
+        },
     ],
 )
 async def test_nonsense_is_the_callers_fault(daemon: Daemon, body: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ class _TextConfig(msgspec.Struct):
 
 
 class _Reasoning(msgspec.Struct):
-    effort: Annotated[str, Meta(max_length=40)] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
