@@ -67,11 +67,12 @@ class Client:
         assert error["type"] == "error", error
         return error
 
-    async def closed(self) -> int | None:
+    async def closed(self) -> int:
         """Wait until the server closes; return its code."""
         message = await self.ws.receive(timeout=PATIENCE_S)
-        assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR), message
-        return self.ws.close_code
+        assert message.type is WSMsgType.CLOSE, message
+        code: int = message.data
+        return code
 
 
 @asynccontextmanager

@@ -251,9 +251,13 @@ async def test_a_failure_on_the_way(tmp_path: Path) -> None:
         await client.whole(stream_id="a")
 
 
-async def test_a_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A bug is answered without giving it away, logged, counted, and the socket goes on."""
-    pool = scripted(ZeroDivisionError("secret"), said())
+@pytest.mark.parametrize("bug", [ZeroDivisionError("secret"), ConnectionResetError("secret")], ids=repr)
+async def test_a_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture, bug: Exception) -> None:
+    """A bug is answered without giving it away, logged, counted, and the socket goes on.
+
+    A connection that is lost elsewhere is not taken for the client's.
+    """
+    pool = scripted(bug, said())
     async with served(tmp_path, pool) as api, connected(api) as client:
         error = await client.refused()
         assert told(error) == (500, "internal_error", None)

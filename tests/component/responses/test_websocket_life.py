@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError
 
+from modeld.errors import Forbidden, ModelUnavailable
 from modeld.gateway.access import Places
+from modeld.ids import LOCAL
 from modeld.protocol.tasks import Text
 from modeld.responses.websocket.connection import LIFETIME_S
 from modeld.responses.websocket.routes import OPEN, check_origin
+from modeld.supervisor.admission import Priority
 from tests.component.responses.served import Served, served
 from tests.component.responses.sockets import PATIENCE_S, Client, Fed, all_gone, connected, told
 from tests.fakes.clock import FakeClock
@@ -92,8 +95,6 @@ async def test_web_pages(tmp_path: Path) -> None:
 )
 def test_origins(origin: str | None, host: str | None, comes_in: bool) -> None:
     """Only the API's own host and port, or no page at all, need no leave; bad values are refused in words."""
-    from modeld.errors import Forbidden
-
     places = Places(loopback=False, allowed_hosts=(), cors_origins=())
     try:
         check_origin(places, origin, host)
@@ -143,7 +144,7 @@ async def test_leaving_ends_what_runs(tmp_path: Path, how: str) -> None:
     pool = Fed()
     async with served(tmp_path, pool) as api:
         reader, writer = await raw(api)
-        for lane in ("a", "b", "b"):
+        for lane in ("a", "b", "b", "a"):
             body = {"type": "response.create", "model": "tiny", "input": "hi", "stream_id": lane}
             writer.write(text_frame(body))
         (await pool.stream(0)).feed([Text("a")])
@@ -168,12 +169,32 @@ async def test_leaving_ends_what_runs(tmp_path: Path, how: str) -> None:
         assert _requests(api, status) == 1
 
 
+async def test_a_lost_connection_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that learns first that the client is gone does not make room for one that waits."""
+    pool = Fed()
+
+    async def lost(*args: object) -> None:
+        raise ConnectionResetError("lost")
+
+    async with served(tmp_path, pool) as api:
+        async with connected(api) as client:
+            await client.create()
+            await client.create("waits")
+            stream = await pool.stream(0)
+            [connection] = api.runner.app[OPEN]
+            monkeypatch.setattr(connection._socket, "send_frame", lost)
+            stream.feed([Text("a")])
+            await asyncio.wait_for(stream.closed.wait(), PATIENCE_S)
+        await all_gone(api)
+        assert len(pool.calls) == 1
+
+
 def _requests(api: Served, status: str) -> float:
     return api.value("modeld_requests_total", model="unknown", endpoint="/v1/responses", status=status)
 
 
 async def test_the_daemons_end(tmp_path: Path) -> None:
-    """When the server stops, sockets are closed as going away, and what runs there is cancelled."""
+    """When the server stops, sockets are closed as going away; what has just failed is told, and stored."""
     pool = Fed()
     async with served(tmp_path, pool) as api, connected(api) as idle, connected(api) as busy:
         await busy.create()
@@ -181,19 +202,29 @@ async def test_the_daemons_end(tmp_path: Path) -> None:
         while (await busy.event())["type"] != "response.output_text.delta":
             pass
         stopping = asyncio.ensure_future(api.runner.cleanup())
+        pool.streams[0].feed(ModelUnavailable("the model is stopped", code="model_stopped"))
+        failed = await busy.until_over()
+        assert failed[-1]["response"]["status"] == "failed"
+        stored = await api.context.responses.get(LOCAL, failed[-1]["response"]["id"])
+        assert stored is not None
+        assert stored.status == "failed"
         assert await idle.closed() == 1001
         assert await busy.closed() == 1001
         await stopping
-        assert pool.streams[0].cancelled
         assert not api.runner.app[OPEN]
 
 
 async def test_the_daemons_end_without_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that does not answer the close holds nobody up for long."""
-    monkeypatch.setattr("modeld.responses.websocket.connection.CLOSE_S", 0.05)
-    async with served(tmp_path) as api:
+    """A client that does not answer the close, and a call that does not end, hold nobody up."""
+    monkeypatch.setattr("modeld.responses.websocket.connection.LAST_WRITES_S", 0.01)
+    monkeypatch.setattr("modeld.responses.websocket.connection.CLOSE_S", 1e9)
+    pool = Fed()
+    async with served(tmp_path, pool) as api:
         reader, writer = await raw(api)
-        await api.runner.cleanup()
+        writer.write(text_frame({"type": "response.create", "model": "tiny", "input": "hi"}))
+        await pool.stream(0)
+        await asyncio.wait_for(api.runner.cleanup(), PATIENCE_S)
+        assert pool.streams[0].cancelled
         async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b"\x88\x12" + (1001).to_bytes(2, "big") + b"the server stops"
         writer.close()
@@ -303,8 +334,6 @@ async def test_metrics_and_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 async def test_a_call_is_the_callers(tmp_path: Path) -> None:
     """Priority and keep-alive reach the model, as over HTTP."""
-    from modeld.supervisor.admission import Priority
-
     async with served(tmp_path) as api, connected(api, **{"x-modeld-priority": "background"}) as client:
         await client.whole(keep_alive=30)
         await client.whole(keep_alive=40, generate=False)

@@ -26,7 +26,11 @@ from modeld.supervisor.admission import Priority
 log = logging.getLogger("modeld.responses")
 
 Send = Callable[[Sequence[bytes]], Awaitable[None]]
-"""Sends frames. Raises ConnectionError when nobody is there any more."""
+"""Sends frames. Raises Gone."""
+
+
+class Gone(ConnectionResetError):
+    """The socket's client is not there any more; other lost connections are none of the socket's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Frames:
         self._end = frames.end(lane)
 
     async def send(self, events: Sequence[StreamEvent]) -> None:
-        """Send events. Raises ConnectionError."""
+        """Send events. Raises Gone."""
         self.started = True
         # A lane's name is put where an event ends: none is encoded anew for it.
         await self._send(
@@ -96,7 +100,7 @@ class Answering:
         self._send = send
 
     async def answer(self, lane: str | None, asked: Asked) -> None:
-        """Answer one request. Whatever goes wrong is told on the socket; ConnectionError passes through."""
+        """Answer one request. Whatever goes wrong is told on the socket; Gone passes through."""
         began = self._context.clock.monotonic()
         run: Run | None = None
         status = 0
@@ -109,7 +113,7 @@ class Answering:
             status = 200 if response.error is None else 502
             if response.status == "failed":
                 self._memory.failed(lane, asked.frame.previous)
-        except ConnectionError:
+        except Gone:
             raise
         except Exception as error:
             status = row_of(error).status

@@ -20,7 +20,7 @@ from modeld.errors import BadRequest, ModeldError
 from modeld.gateway.exchange import Exchange
 from modeld.responses.context import Context
 from modeld.responses.websocket import frames
-from modeld.responses.websocket.answering import Answering, Asked
+from modeld.responses.websocket.answering import Answering, Asked, Gone
 from modeld.responses.websocket.lanes import Lanes
 from modeld.responses.websocket.memory import ConnectionMemory
 from modeld.supervisor.admission import Priority
@@ -32,6 +32,9 @@ LIFETIME_S = 3600.0
 
 CLOSE_S = 2.0
 """Seconds that a client gets to answer a close."""
+
+LAST_WRITES_S = 1.0
+"""Seconds that responses get to end as failed when the daemon stops."""
 
 UNBOUNDED = 1 << 62
 """What may be written before `send_frame` waits: it is `Connection` that waits, and not for ever."""
@@ -103,6 +106,10 @@ class Connection:
                     self._reading.cancel()
                 try:
                     await asyncio.wait({self._reading})
+                    self._over = True
+                    if self._running and self._stopping:
+                        # Their calls have just been ended: they may say so, and store it.
+                        await asyncio.wait(self._running, timeout=LAST_WRITES_S)
                 finally:  # the handler is cancelled when the connection is lost
                     self._over = True
                     watching.cancel()
@@ -120,10 +127,14 @@ class Connection:
             if self._reading is not None:
                 self._reading.cancel()
 
+    @property
+    def _stopping(self) -> bool:
+        return self._farewell is not None and self._farewell[0] == WSCloseCode.GOING_AWAY
+
     # --- frames in ------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(Gone):
             while True:
                 message = await self._socket.receive()
                 self._unheard = 0
@@ -138,12 +149,16 @@ class Connection:
                             )
                         )
                     case WSMsgType.PING:
-                        await self._socket.pong(message.data)
-                        await self._drain()
+                        await self._pong(message.data)
                     case WSMsgType.PONG:
                         pass
                     case _:
                         return
+
+    async def _pong(self, data: bytes) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self._socket.pong(data)
+        await self._drain()
 
     async def _take(self, raw: bytes) -> None:
         """Take in one frame; what is wrong with it is told at once."""
@@ -171,8 +186,9 @@ class Connection:
 
     async def _answer(self, lane: str | None, asked: Asked) -> None:
         try:
-            with contextlib.suppress(ConnectionError):  # the reader is told the same
-                await self._answering.answer(lane, asked)
+            await self._answering.answer(lane, asked)
+        except Gone:
+            self._over = True  # as the reader will hear, too
         finally:
             if not self._over:
                 self._lanes.end(lane)
@@ -186,18 +202,21 @@ class Connection:
     async def _send(self, texts: Sequence[bytes]) -> None:
         """Send frames; returns when the client has taken enough that memory stays bounded.
 
-        Raises ConnectionError when the client has left, or has read nothing for the stall limit.
+        Raises Gone when the client has left, or has read nothing for the stall limit.
         """
         if self._socket.closed:
-            raise ConnectionResetError("the socket is closed")
-        for text in texts:
-            await self._socket.send_frame(text, WSMsgType.TEXT)
+            raise Gone("the socket is closed")
+        try:
+            for text in texts:
+                await self._socket.send_frame(text, WSMsgType.TEXT)
+        except ConnectionError as error:
+            raise Gone("the client has left") from error
         await self._drain()
 
     async def _drain(self) -> None:
         transport = self._request.transport
         if transport is None:
-            raise ConnectionResetError("the client has left")
+            raise Gone("the client has left")
         if not transport.get_write_buffer_size():
             return
         limit = self._context.settings.client_stall_timeout
@@ -206,7 +225,9 @@ class Connection:
                 await self._writer.drain()  # returns at once below the transport's high-water mark
         except TimeoutError:
             transport.abort()
-            raise ConnectionResetError(f"the client has read nothing for {limit:g} s") from None
+            raise Gone(f"the client has read nothing for {limit:g} s") from None
+        except ConnectionError as error:
+            raise Gone("the client has left") from error
         self._unheard = 0  # it reads
 
     # --- the end --------------------------------------------------------------------------------------------
@@ -243,11 +264,14 @@ class Connection:
             self.leave(WSCloseCode.OK, "connection limit reached")
 
     async def _close(self, code: int, reason: bytes) -> None:
-        """Say goodbye, first or second; a client that does not read or answer gets CLOSE_S for it."""
+        """Say goodbye, first or second; a client that does not read or answer gets CLOSE_S for it.
+
+        None when the daemon stops: aiohttp drops what comes then, an answer too.
+        """
         transport = self._request.transport
         try:
-            async with asyncio.timeout(2 * CLOSE_S):
+            async with asyncio.timeout(0 if self._stopping else 2 * CLOSE_S):
                 await self._socket.close(code=code, message=reason, drain=self._farewell is not None)
         except TimeoutError:
-            if transport is not None:
+            if transport is not None and not self._stopping:
                 transport.abort()

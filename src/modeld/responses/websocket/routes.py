@@ -13,7 +13,7 @@ from modeld.gateway import exchange as exchanges
 from modeld.gateway.access import Places
 from modeld.responses import context as contexts
 from modeld.responses.websocket import frames
-from modeld.responses.websocket.connection import CLOSE_S, Connection, Socket
+from modeld.responses.websocket.connection import CLOSE_S, LAST_WRITES_S, Connection, Socket
 
 OPEN = web.AppKey("responses_sockets", set[Connection])
 """Where the application carries the connections that are open."""
@@ -102,7 +102,7 @@ async def _leave(app: web.Application) -> None:
         connection.leave(WSCloseCode.GOING_AWAY, "the server stops")
     if connections:
         waits = [asyncio.ensure_future(connection.gone.wait()) for connection in connections]
-        _, late = await asyncio.wait(waits, timeout=3 * CLOSE_S)
+        _, late = await asyncio.wait(waits, timeout=LAST_WRITES_S + CLOSE_S)
         for wait in late:
             wait.cancel()
 
