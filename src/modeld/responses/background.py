@@ -73,6 +73,9 @@ class _Log:
 
         self.stored = False
 
+        self.entry: Done | None = None
+        """The end as it is to be stored."""
+
         self.grown = asyncio.Event()
         """Set when there is more to read; another one takes its place then."""
 
@@ -81,15 +84,38 @@ class _Log:
         self._unwritten: list[tuple[int, bytes]] = []  # what a failed write has left: no number is skipped
 
     async def send(self, events: Sequence[StreamEvent]) -> None:
-        """Write events to the log. The last one is written when the response is, not here."""
+        """Write events to the log. The last one is written when the response is, not here.
+
+        What the store does not take now is written with what comes next: nobody has seen it.
+        """
+        self._take(events)
+        if self._unwritten:
+            id = self._prepared.response.id
+            try:
+                await self._owner.context.responses.log(id, self._unwritten)
+            except StoreFailed as failure:
+                _log.warning("events wait to be stored: %s", failure, extra={"response": id})
+                return
+            self._unwritten = []
+            self.tell()
+
+    def _take(self, events: Sequence[StreamEvent]) -> None:
         if self.streamed:
             self._unwritten += [
                 (event.sequence_number, payload(event)) for event in events if not isinstance(event, TERMINAL)
             ]
-            if self._unwritten:
-                await self._owner.context.responses.log(self._prepared.response.id, self._unwritten)
-                self._unwritten = []
-                self.tell()
+
+    def end(self, response: Response, closing: Sequence[StreamEvent], terminal: StreamEvent) -> Done:
+        """Return a run's end as it is to be stored, with all events that are not in the log yet."""
+        self._take(closing)
+        context = self._owner.context
+        log = (*self._unwritten, (terminal.sequence_number, payload(terminal))) if self.streamed else ()
+        self.entry = msgspec.structs.replace(
+            done(context, self._prepared, response),
+            log=log,
+            log_expires=context.clock.time() + context.replay_s if log else None,
+        )
+        return self.entry
 
     async def idle(self) -> None:
         """Nobody needs a sign of life: the heartbeat is one."""
@@ -97,13 +123,7 @@ class _Log:
     async def keep(self, response: Response, terminal: StreamEvent) -> None:
         """Store the response and the last event together. Tries for a while; raises StoreFailed then."""
         self.ending = True
-        context, prepared = self._owner.context, self._prepared
-        log = (*self._unwritten, (terminal.sequence_number, payload(terminal))) if self.streamed else ()
-        entry = msgspec.structs.replace(
-            done(context, prepared, response),
-            log=log,
-            log_expires=context.clock.time() + context.replay_s if log else None,
-        )
+        context, entry = self._owner.context, self.end(response, (), terminal)
         until = context.clock.monotonic() + PATIENCE_S
         while True:
             try:
@@ -226,6 +246,7 @@ class Background:
 
     async def get(self, identity: Identity, id: str) -> Stored | None:
         """Return a stored response that is over: one that was left unfinished is reported failed by this."""
+        await self._settle(id)
         stored = await self.context.responses.get(identity, id)
         if stored is not None and stored.status in UNFINISHED and id not in self._records:
             await self._bury(stored)
@@ -314,7 +335,12 @@ class Background:
         else:
             *closing, terminal = run.translator.fail("server_error", ORPHANED, now)
         if record.why == "deleted":
-            outlet.stored = True  # nothing of it is to be stored
+            # Whoever deletes it takes it away in a moment, and where that fails it must be over all the same.
+            outlet.stored = outlet.ending = True
+            try:
+                await self.context.responses.finish(outlet.end(run.response, closing, terminal))
+            except StoreFailed as failure:
+                _log.warning("the end of a deleted response is not stored: %s", failure)
             return
         try:
             await outlet.send(closing)
@@ -340,10 +366,12 @@ class Background:
 
     def _owe(self, record: _Record) -> None:
         """Remember an end that could not be stored: it is tried again with every heartbeat."""
-        run = record.run
-        if run.response.status not in ("failed", "cancelled"):
-            run.translator.fail("server_error", UNSTORED, int(self.context.clock.time()))
-        self._owed[run.response.id] = done(self.context, run.prepared, run.response)
+        run, outlet = record.run, record.outlet
+        entry = outlet.entry
+        if entry is None or entry.status not in ("failed", "cancelled"):
+            *closing, terminal = run.translator.fail("server_error", UNSTORED, int(self.context.clock.time()))
+            entry = outlet.end(run.response, closing, terminal)
+        self._owed[run.response.id] = entry
 
     # --- upkeep ---------------------------------------------------------------------------------------------
 
@@ -367,10 +395,18 @@ class Background:
                     await self.context.approvals.sweep(clock.time())
             except StoreFailed as failure:
                 _log.warning("upkeep of the responses: %s", failure)
+            except Exception as error:  # it would end all runs, and it may go well the next time
+                _log.error("bug in the upkeep of the responses", exc_info=error)
             await asyncio.sleep(BEAT_S)
 
     async def _pay(self) -> None:
-        for id, entry in list(self._owed.items()):
+        for id in list(self._owed):
+            await self._settle(id)
+
+    async def _settle(self, id: str) -> None:
+        """Store a run's end, where that is owed. Raises StoreFailed."""
+        entry = self._owed.get(id)
+        if entry is not None:
             await self.context.responses.finish(entry)
             self._owed.pop(id, None)
 
@@ -391,7 +427,7 @@ class Background:
                 status="failed",
                 body=dumps(response),
                 created=stored.created,
-                expires=stored.expires,
+                expires=self.context.expires(now, store=bool(response["store"])),
                 inputs=(),
                 outputs=(),
                 before=(),

@@ -33,7 +33,8 @@ def done(context: Context, prepared: Prepared, response: Response) -> Done:
         status=response.status,
         body=body(response),
         created=prepared.created,
-        expires=context.expires(prepared.created, store=response.store),
+        # From its end, since a long run would expire in the moment it is over; no clock set back shortens it.
+        expires=context.expires(max(prepared.created, context.clock.time()), store=response.store),
         inputs=prepared.given,
         outputs=as_items(response),
         before=prepared.before,

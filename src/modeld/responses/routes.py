@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from modeld.errors import BadRequest, NotFound
+from modeld.errors import BadRequest, NotFound, StoreFailed
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing, sse
 from modeld.gateway.body import expect, read_json
@@ -26,6 +27,8 @@ from modeld.responses.outlets import KEEPALIVE, EventStream, Whole
 from modeld.responses.prepare import Prepared, prepare
 from modeld.responses.request import read
 from modeld.store.responses import Stored
+
+log = logging.getLogger("modeld.responses")
 
 BACKGROUND = web.AppKey("responses_background", Background)
 """Where the application carries the runs that no connection waits for."""
@@ -91,12 +94,20 @@ async def _follow(request: web.Request, id: str, after: int) -> web.StreamRespon
         await writer.finish(sse.DONE)
     except ConnectionError:
         request[exchanges.KEY].outcome = CLIENT_CLOSED
+    except StoreFailed as failure:
+        if not writer.started or request.transport is None:
+            raise
+        # The reader sees a stream that broke off, not one that is over, and may come back for the rest.
+        log.warning("a stream broke off: %s", failure, extra={"response": id})
+        request[exchanges.KEY].outcome = 503
+        request.transport.abort()
     return writer.response
 
 
 async def fetch(request: web.Request) -> web.StreamResponse:
     """Return a response, or the stream of its events."""
-    background, identity, id = (
+    context, background, identity, id = (
+        request.app[contexts.KEY],
         request.app[BACKGROUND],
         request[exchanges.KEY].identity,
         request.match_info["id"],
@@ -113,6 +124,13 @@ async def fetch(request: web.Request) -> web.StreamResponse:
         if stored is None or not stored.streamed:
             raise BadRequest(
                 "a stream can only be read again of a response that was created with background and stream",
+                code="invalid_value",
+                param="stream",
+            )
+        if stored.log_expires is not None and stored.log_expires <= context.clock.time():
+            raise BadRequest(
+                f"the stream of a response can be read again for {context.replay_s:g} s after its end "
+                "(responses.replay in the configuration), and that is over; get it without stream",
                 code="invalid_value",
                 param="stream",
             )
