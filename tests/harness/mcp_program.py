@@ -190,6 +190,8 @@ async def _raw(path: str, told: str, receive: Receive, send: Send) -> None:
     elif method == "initialize":
         capable = {"protocolVersion": LEGACY, "capabilities": {"tools": {}}}
         await result({**capable, "serverInfo": {"name": "raw", "version": "1"}})
+    elif method is None:
+        await _answer(send, 400)  # what a client answers is of no interest
     elif id is None:
         await _answer(send, 202)
     elif method == "tools/list":
@@ -220,6 +222,8 @@ async def _raw(path: str, told: str, receive: Receive, send: Send) -> None:
         await _answer(send, 404)
     elif path == "/flood":
         await _flood(send)
+    elif path == "/asking":
+        await _asking(send, id)
     else:
         await result({"content": [{"type": "text", "text": "fine"}]})
 
@@ -234,6 +238,23 @@ async def _flood(send: Send) -> None:
         await asyncio.sleep(0)
         event = f"id: {number}\nevent: message\ndata: {line}\n\n".encode()
         await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+async def _asking(send: Send, id: Any) -> None:
+    """Ask the client a thousand times before the answer."""
+    fields = [(b"content-type", b"text/event-stream")]
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    asked = [{"jsonrpc": "2.0", "id": number, "method": "ping"} for number in range(1000)]
+    answer = {"jsonrpc": "2.0", "id": id, "result": {"content": [{"type": "text", "text": "fine"}]}}
+    for message in (*asked, answer):
+        await send(
+            {
+                "type": "http.response.body",
+                "body": b"data: %b\n\n" % json.dumps(message).encode(),
+                "more_body": True,
+            }
+        )
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _oddly(scope: Scope, receive: Receive, send: Send) -> bool:
@@ -294,6 +315,7 @@ RAW = frozenset(
         "/forgets",
         "/flood",
         "/telling",
+        "/asking",
     }
 )
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
 
 import anyio
 import httpx2
 import msgspec
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.message import SessionMessage
 from mcp_types import (
     CONNECTION_CLOSED,
     HEADER_MISMATCH,
@@ -29,7 +27,6 @@ from mcp_types import (
     ImageContent,
     Implementation,
     InputRequiredResult,
-    JSONRPCResponse,
     ResourceLink,
     TextContent,
     TextResourceContents,
@@ -41,6 +38,7 @@ from modeld.gateway.egress import Egress
 from modeld.responses.mcp.faults import NO_CONNECTION, TIMED_OUT, UNREADABLE, Fault, phrase
 from modeld.responses.mcp.limits import McpLimits
 from modeld.responses.mcp.servers import McpServer
+from modeld.responses.mcp.sieve import Sieve
 from modeld.responses.mcp.tools import read_tool
 from modeld.responses.mcp.transport import CONNECT_S, NOTE, WRITE_S, GuardedTransport, Note
 
@@ -81,7 +79,7 @@ async def connected(server: McpServer, egress: Egress, limits: McpLimits) -> Asy
         ) as http,
         Client(
             # Sizes are the transport's business, of JSON and of events alike.
-            _Sieve(
+            Sieve(
                 streamable_http_client(server.url, http_client=http, max_sse_event_size=None), server.label
             ),
             client_info=Implementation(name="modeld", version=__version__),
@@ -254,78 +252,3 @@ def _text(block: Any) -> str:
             return f"[a resource, {resource.uri}]"
         case _:
             return "[content of an unknown kind]"
-
-
-class _Sieve:
-    """The SDK's transport, with lists of usable tools only: the SDK refuses a page for a single bad one."""
-
-    def __init__(self, inner: AbstractAsyncContextManager[Any], label: str) -> None:
-        self._inner = inner
-        self._label = label
-
-    async def __aenter__(self) -> tuple[Any, Any]:
-        read, write = await self._inner.__aenter__()
-        return _Sieved(read, self._label), write
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._inner.__aexit__(kind, error, trace)
-
-
-class _Sieved:
-    """What comes from a server, as the SDK reads it."""
-
-    def __init__(self, inner: Any, label: str) -> None:
-        self._inner = inner
-        self._label = label
-
-    @property
-    def last_context(self) -> Any:
-        return self._inner.last_context
-
-    async def receive(self) -> Any:
-        return self._sieved(await self._inner.receive())
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        return self._sieved(await self._inner.__anext__())
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        done: bool | None = await self._inner.__aexit__(kind, error, trace)
-        return done
-
-    def _sieved(self, item: Any) -> Any:
-        if not isinstance(item, SessionMessage) or not isinstance(item.message, JSONRPCResponse):
-            return item
-        tools = item.message.result.get("tools")
-        if isinstance(tools, list):
-            item.message.result["tools"] = [kept for tool in tools if (kept := self._kept(tool)) is not None]
-        return item
-
-    def _kept(self, tool: Any) -> dict[str, Any] | None:
-        known = read_tool(tool)
-        if isinstance(known, str):
-            name = tool.get("name") if isinstance(tool, dict) else None
-            log.warning(
-                "a tool of an MCP server is left out",
-                extra={"server": self._label, "tool": str(name)[:128], "reason": known},
-            )
-            return None
-        kept = {
-            "name": known["name"],
-            "inputSchema": known["input_schema"],
-            "annotations": {"readOnlyHint": known["annotations"]["read_only"]},
-        }
-        return kept if known["description"] is None else {**kept, "description": known["description"]}

@@ -244,6 +244,7 @@ async def _beginning(stream: _Counted) -> bytes:
 class _Head(msgspec.Struct):
     """As much of a message as is needed to know what it is."""
 
+    method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     jsonrpc: Any = None
@@ -253,11 +254,12 @@ _HEAD = msgspec.json.Decoder(_Head)
 
 
 def _is_request(body: bytes) -> bool:
-    """Say whether a message wants an answer."""
+    """Say whether a message wants an answer: it is no notice, and no answer to what the server asks."""
     try:
-        return _HEAD.decode(body).id is not msgspec.UNSET
+        head = _HEAD.decode(body)
     except msgspec.MsgspecError:
         return True
+    return head.method is not msgspec.UNSET and head.id is not msgspec.UNSET
 
 
 def _is_error(body: bytes) -> bool:

@@ -119,6 +119,14 @@ async def test_a_flood_of_notices(server: Server, opened: Opened) -> None:
     assert not [line for line in asked if "last-event-id" in line["headers"]]
 
 
+async def test_a_flood_of_questions(server: Server, opened: Opened) -> None:
+    """A few are answered, the rest is passed over, and how the server takes that is no status of the call."""
+    before = len(server.requests())
+    async with opened(server.at("/asking")) as box:
+        assert await box.call("x", "only", "{}") == CallResult("fine", None)
+    assert len(server.requests()) - before <= 4 + 32
+
+
 @pytest.mark.parametrize("path", ["/mcp", "/json", "/legacy"])
 async def test_a_server_that_dies_in_a_call(opened: Opened, path: str) -> None:
     """The call ends with an error, others as well, and so do later ones; leaving is no trouble."""
