@@ -88,6 +88,14 @@ async def test_a_tool_loop(daemon: Daemon, scenario: str) -> None:
     assert found["finish"] == "stop"
 
 
+async def test_a_chain(daemon: Daemon) -> None:
+    """A text goes on from the response that the one before it was."""
+    found = await seen(daemon, "chain")
+    assert found["id"].startswith("resp_")
+    assert found["texts"] == [ANSWER, ANSWER]
+    assert found["lengths"][0] < found["lengths"][1]
+
+
 async def test_tools_of_a_server(daemon: Daemon, sums: Server) -> None:
     """A server's tools are called on the way, and their results are parts of the stream."""
     found = await seen(daemon, "mcp", sums.url)

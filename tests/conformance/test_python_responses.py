@@ -235,6 +235,57 @@ async def test_a_streamed_tool_call(sdk: Sdk) -> None:
     assert isinstance(call.parsed_arguments, Weather)
 
 
+async def test_thoughts(sdk: Sdk) -> None:
+    """SmolLM2, whose template has it think, does so in an item of its own; sealed, the thought can be sent back
+    and is read again, though nothing of it was kept.
+    """
+    body: dict[str, Any] = {
+        "model": "aware",
+        "input": [{"role": "user", "content": "Name a colour."}],
+        "include": ["reasoning.encrypted_content"],
+        "max_output_tokens": 40,
+        "temperature": 0,
+        "store": False,
+    }
+    first = await respond(sdk, **body)
+    thought, *answer = first.output
+    assert thought.type == "reasoning"
+    assert thought.encrypted_content
+    assert thought.content
+    assert thought.content[0].text not in thought.encrypted_content
+    assert first.usage is not None
+    assert first.usage.output_tokens_details.reasoning_tokens > 0
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": thought.encrypted_content}
+    rest = [*(item.to_dict() for item in answer), {"role": "user", "content": "And another?"}]
+    short = {**body, "max_output_tokens": 1}
+    with_it = await respond(sdk, **{**short, "input": [*body["input"], sealed, *rest]})
+    without = await respond(sdk, **{**short, "input": [*body["input"], *rest]})
+    assert length(with_it) > length(without)
+    events = await sdk.items(CREATE, stream=True, **body, reasoning={"summary": "auto"})
+    final = check_stream([event.to_dict() for event in events])
+    assert final["output"][0]["summary"][0]["text"] == thought.content[0].text
+    assert final["output"][0]["encrypted_content"]
+
+
+async def test_allowed_tools(sdk: Sdk) -> None:
+    """Of two tools only the allowed one can be called, here required: the engine's grammar has no other."""
+    clock = {"type": "function", "name": "get_time", "parameters": None, "strict": False}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [FORCED]}
+    answer = await respond(
+        sdk,
+        model="plain",
+        input="What time is it?",
+        tools=[clock, WEATHER],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_output_tokens=100,
+        temperature=0,
+    )
+    [call] = answer.output
+    assert call.type == "function_call"
+    assert call.name == "get_weather"
+
+
 async def test_logprobs(sdk: Sdk) -> None:
     """Log probabilities come where they are asked for, token by token, in a stream as in the plain answer."""
     body = {**COLOUR, "include": ["message.output_text.logprobs"], "top_logprobs": 2}

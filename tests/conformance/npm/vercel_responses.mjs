@@ -85,6 +85,15 @@ const scenarios = {
 };
 
 const custom = {
+  async chain() {
+    const ask = (options) =>
+      generateText({ ...common, model: openai.responses("thinker"), providerOptions: { openai: options } });
+    const first = await ask({});
+    const { responseId } = first.providerMetadata.openai;
+    const second = await ask({ previousResponseId: responseId });
+    return { id: responseId, texts: [first.text, second.text], lengths: [first, second].map(({ usage }) => usage.inputTokens) };
+  },
+
   async approval() {
     const common = { model: openai.responses("remote"), tools: sums("always"), maxRetries: 0 };
     const answers = {};
