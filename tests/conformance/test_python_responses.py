@@ -236,8 +236,8 @@ async def test_a_streamed_tool_call(sdk: Sdk) -> None:
 
 
 async def test_thoughts(sdk: Sdk) -> None:
-    """SmolLM2, whose template has it think, does so in an item of its own; sealed, the thought can be sent back
-    and is read again, though nothing of it was kept.
+    """SmolLM2, whose template has it think, does so in an item of its own; sealed, the thought can be sent
+    back and is read again, though nothing of it was kept.
     """
     body: dict[str, Any] = {
         "model": "aware",
