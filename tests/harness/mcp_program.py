@@ -351,6 +351,8 @@ def _app(events: Any, plain: Any) -> Callable[[Scope, Receive, Send], Awaitable[
 
 async def _serve() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
+    # Inherited by all connections, for which asyncio itself sets it only on sockets of another maker.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     events, plain = _real(), _real(json_response=True)
     async with AsyncExitStack() as stack:
         for app in (events, plain):
