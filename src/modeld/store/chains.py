@@ -83,7 +83,8 @@ def decoded(rows: Sequence[Row]) -> tuple[Row, tuple[Item, ...]] | None:
     ((places, data, *shown),) = rows
     if not places:
         return tuple(shown), ()
-    items = _ITEMS(b"[" + data + b"]")
+    with _without_collections():
+        items = _ITEMS(b"[" + data + b"]")
     order = _PLACES(f"[{places}]")
     if any(one > other for one, other in pairwise(order)):
         items = tuple(items[at] for at in sorted(range(len(order)), key=order.__getitem__))

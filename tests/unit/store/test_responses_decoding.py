@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
+
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +25,21 @@ def test_items_come_in_the_order_of_their_places(
     places = ",".join(str(at * gap) for at in order)
     joined = b",".join(msgspec.json.encode(items[at]) for at in order)
     assert decoded([(places, joined, "completed", 7)]) == (("completed", 7), tuple(items))
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_garbage_is_collected_as_before(collecting: bool) -> None:
+    """Python's collector is afterwards on or off as it was, also after what cannot be decoded."""
+    before = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        decoded([("0", b"{}", "completed")])
+        assert gc.isenabled() is collecting
+        with pytest.raises(msgspec.DecodeError):
+            decoded([("0", b"{", "completed")])
+        assert gc.isenabled() is collecting
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_no_row_and_no_items_are_two_things() -> None:
