@@ -278,22 +278,28 @@ def public(body: dict[str, Any]) -> dict[str, Any]:
     shown = {
         "type": "mcp",
         "server_label": body.get("server_label"),
-        "server_url": _origin(body.get("server_url")),
-        "allowed_tools": body.get("allowed_tools"),
+        "allowed_tools": _whole(body.get("allowed_tools")),
         "headers": None,
-        "require_approval": body.get("require_approval") or "always",
-        "server_description": body.get("server_description"),
+        "require_approval": _whole(body.get("require_approval")) or "always",
     }
-    return {**shown, **{key: body[key] for key in ("defer_loading", "allowed_callers") if key in body}}
+    if isinstance(url := body.get("server_url"), str):
+        shown["server_url"] = _origin(url)
+    optional = ("server_description", "defer_loading", "allowed_callers")
+    return {**shown, **{key: body[key] for key in optional if body.get(key) is not None}}
 
 
-def _origin(url: Any) -> str | None:
+def _whole(value: Any) -> Any:
+    """Return a filter without what it leaves open: OpenAI's schema has no null there."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _whole(each) for key, each in value.items() if each is not None}
+
+
+def _origin(url: str) -> str:
     """Return a URL without what may be secret in it: all that follows the host."""
-    if not isinstance(url, str):
-        return None
     try:
         parsed = URL(url)
         origin = str(parsed.origin())
     except ValueError:
-        return "<redacted>"
-    return origin if parsed.raw_path_qs in ("", "/") and not parsed.raw_fragment else f"{origin}/<redacted>"
+        return "redacted"
+    return origin if parsed.raw_path_qs in ("", "/") and not parsed.raw_fragment else f"{origin}/redacted"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from openai.types.responses.tool import Mcp
 
 from modeld.errors import BadRequest
 from modeld.responses.mcp.servers import (
@@ -18,6 +21,7 @@ from modeld.responses.mcp.servers import (
     public,
     read_servers,
 )
+from tests.fixtures.openai_schema import check as openai_schema
 
 URL = "https://mcp.example/mcp"
 
@@ -177,14 +181,32 @@ def test_secrets_are_not_shown() -> None:
     assert shown == {
         "type": "mcp",
         "server_label": "docs",
-        "server_url": "https://mcp.example:8443/<redacted>",
+        "server_url": "https://mcp.example:8443/redacted",
         "allowed_tools": ["a"],
         "headers": None,
         "require_approval": {"never": {"read_only": True}},
-        "server_description": None,
     }
     assert public(body(server_url="http://127.0.0.1:80"))["server_url"] == "http://127.0.0.1"
     assert public(body())["require_approval"] == "always"
+
+
+SHOWN: list[dict[str, Any]] = [
+    {},
+    {"server_url": None, "server_description": None, "allowed_tools": None, "require_approval": None},
+    {"allowed_tools": ["a"], "require_approval": "never", "server_description": "Documents"},
+    {"allowed_tools": {"tool_names": None, "read_only": True}, "require_approval": {"always": None}},
+    {"require_approval": {"never": {"tool_names": ["a"], "read_only": None}}, "defer_loading": True},
+    {"allowed_callers": ["direct"], "headers": {"X": "y"}, "authorization": "secret"},
+]
+
+
+@pytest.mark.parametrize("fields", SHOWN)
+def test_what_is_shown_fits_the_schemas(fields: dict[str, Any]) -> None:
+    """OpenAI's published one, and the type of its SDK."""
+    shown = public(body(**fields))
+    document = json.loads((Path(openai_schema.__file__).parent / "responses.json").read_text())
+    Draft202012Validator({"$ref": "#/components/schemas/MCPTool", **document}).validate(shown)
+    assert Mcp.model_validate(shown).server_label == "docs"
 
 
 JSON = st.recursive(

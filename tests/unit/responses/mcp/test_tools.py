@@ -11,6 +11,7 @@ from modeld.gateway.families.chat.tools import NAME
 from modeld.responses.mcp.faults import Fault, phrase
 from modeld.responses.mcp.servers import Approval, McpServer, ToolFilter
 from modeld.responses.mcp.tools import RemoteTool, choose, expose, read_tool
+from tests.fixtures.openai_schema.check import check
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
@@ -42,6 +43,8 @@ def test_a_tool_of_a_server() -> None:
         "annotations": {"read_only": True},
     }
     assert read_tool(raw) == shown
+    item = {"id": "mcpl_1", "type": "mcp_list_tools", "server_label": "docs", "tools": [shown]}
+    check("OutputItem", item)
     for hints in (None, {}, {"readOnlyHint": "yes"}, {"readOnlyHint": False}, "readOnlyHint"):
         known = read_tool({**raw, "annotations": hints})
         assert isinstance(known, dict)
@@ -151,5 +154,8 @@ def test_faults_are_errors_of_items() -> None:
     }
     assert len(Fault("http", 500, "x" * 10_000).error()["message"]) == 2000
     assert len(Fault("tool", 0, "x" * 10_000).error()["content"][0]["text"]) == 10_000
+    for fault in (Fault("http", 503, "busy"), Fault("protocol", -32602, "no"), Fault("tool", 0, "no")):
+        item = {"id": "mcp_1", "type": "mcp_call", "server_label": "docs", "name": "f", "arguments": "{}"}
+        check("OutputItem", {**item, "status": "failed", "output": None, "error": fault.error()})
     assert phrase(401) == "401 (Unauthorized)"
     assert phrase(599) == "599"
