@@ -8,7 +8,9 @@ holds all places before it; what nobody holds is garbage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -89,6 +91,20 @@ def decoded(rows: Sequence[Row]) -> tuple[Row, tuple[Item, ...]] | None:
     if any(one > other for one, other in pairwise(order)):
         items = tuple(items[at] for at in sorted(range(len(order)), key=order.__getitem__))
     return tuple(shown), items
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Put off Python's garbage collections: thousands of new objects, none of them garbage, would set off
+    several, of everything that the daemon holds, which takes longer than reading.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def stored(block: Block, identity: str, items: Sequence[Item], *, known: bool = False) -> list[int]:
