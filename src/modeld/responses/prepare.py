@@ -68,12 +68,13 @@ async def prepare(
     room: int | None = None,
     memory: Memory | None = None,
     dry: bool = False,
+    empty: bool = False,
 ) -> Prepared:
     """Return what a request needs to be run. Raises ModeldError.
 
     `gateway` names the models that are there. `room`: bytes that fetched pictures may take, None for as many
     as a body may have. Approvals are claimed last of all: who is refused has used up none, nor has a
-    `dry` run.
+    `dry` run. `empty`: there need not be anything to answer.
     """
     check(request)
     status = routing.find(context.pool, gateway, request.model)
@@ -106,7 +107,7 @@ async def prepare(
         approved=tuple(answer for answer in answered if answer.approve),
     )
     prepared.messages = await read_messages(context, prepared, before, given, room)
-    if not prepared.messages and not prepared.approved:
+    if not prepared.messages and not prepared.approved and not empty:
         raise missing("input", "there is nothing to answer")
     if answered and not dry:
         check_verdicts(await context.approvals.claim(identity, [answer.call for answer in answered]))

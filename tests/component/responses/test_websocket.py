@@ -13,13 +13,14 @@ from openai.types.responses.response_steer_failed_event import ResponseSteerFail
 from openai.types.responses.responses_server_event import ResponsesServerEvent, ResponseWsError
 from pydantic import TypeAdapter
 
-from modeld.errors import EngineError, ModelUnavailable, StoreFailed
+from modeld.errors import BadRequest, EngineError, ModelUnavailable, StoreFailed
 from modeld.protocol.tasks import ChatTask, Text
 from modeld.store.responses import Responses
 from tests.component.responses.served import Served, served
-from tests.component.responses.sockets import Fed, connected, scripted, told
+from tests.component.responses.sockets import Fed, answer, connected, scripted, told
 from tests.fakes.pool import FakePool, last_chat, model, said
 
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
 
 
@@ -186,6 +187,37 @@ async def test_a_warm_up_that_fails(tmp_path: Path) -> None:
     pool = scripted(ModelUnavailable("no memory"))
     async with served(tmp_path, pool) as api, connected(api) as client:
         assert told(await client.refused(generate=False))[:2] == (503, "model_unavailable")
+
+
+@pytest.mark.parametrize("how", [{"input": []}, {"input": None}, {"input": [], "tools": [ADD]}], ids=str)
+async def test_a_warm_up_of_nothing(api: Served, how: dict[str, Any]) -> None:
+    """A chain may begin before there is anything to read; the model is left alone."""
+    async with connected(api) as client:
+        warm = await client.whole(**how, store=False, generate=False)
+        assert not api.pool.calls
+        await client.whole("Now.", store=False, previous_response_id=warm["id"])
+        assert texts(last_chat(api.pool)) == ["Now."]
+        assert told(await client.refused(**how, previous_response_id=None))[1] == "missing_required_parameter"
+
+
+async def test_a_warm_up_that_an_engine_cannot_read(tmp_path: Path) -> None:
+    """A prompt that is only a beginning is no failure; one that is too long is, unless it will be cut."""
+    long = BadRequest("too long", code="context_length_exceeded", param="messages")
+    pool = scripted(BadRequest("roles must alternate"), long, long, answer("ok"))
+    async with served(tmp_path, pool) as api, connected(api) as client:
+        for fields in ({"instructions": "Be brief.", "input": []}, {"truncation": "auto"}):
+            warm = await client.whole(**fields, generate=False, store=False)
+            assert warm["usage"]["total_tokens"] == 0
+        assert told(await client.refused(generate=False)) == (400, "context_length_exceeded", "input")
+        await client.whole()
+
+
+async def test_a_warm_up_that_takes_too_long(tmp_path: Path) -> None:
+    """The limit on a request's time holds for a warm-up."""
+    pool = Fed()
+    async with served(tmp_path, pool, request_timeout=0.05) as api, connected(api) as client:
+        assert told(await client.refused(generate=False)) == (504, "request_timeout", None)
+        assert pool.streams[0].cancelled
 
 
 # --- what a create may say ----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from modeld.errors import ModeldError
-from modeld.gateway import keep_alive
 from modeld.gateway.decoding import unsupported
 from modeld.gateway.envelope import BUG, row_of
 from modeld.gateway.exchange import Exchange
@@ -17,9 +16,9 @@ from modeld.responses.context import Context
 from modeld.responses.engine import Run, as_items
 from modeld.responses.events import StreamEvent, payload
 from modeld.responses.items import Response
-from modeld.responses.prepare import Prepared, prepare, task_of
+from modeld.responses.prepare import Prepared, prepare
 from modeld.responses.request import ResponseRequest, read
-from modeld.responses.websocket import frames
+from modeld.responses.websocket import frames, warming
 from modeld.responses.websocket.memory import ConnectionMemory
 from modeld.supervisor.admission import Priority
 
@@ -133,29 +132,15 @@ class Answering:
             room=context.settings.max_request_body - size,
             memory=self._memory,
             dry=request.generate is False,
+            empty=request.generate is False,
         )
 
     async def _warm_up(self, run: Run, outlet: Frames) -> Response:
-        """Have the model read the prompt, and answer with a response without output that can be continued.
-
-        The engine is asked for one token, which nobody sees: none of them can read without answering.
-        """
-        context, prepared, translator = self._context, run.prepared, run.translator
-        prepared.request.max_output_tokens = 1
-        used = Usage(prompt_tokens=0, completion_tokens=0)
-        opening = context.pool.open(
-            prepared.model.name,
-            task_of(prepared, prepared.messages),
-            prepared.identity,
-            priority=self._priority,
-            keep_alive=keep_alive.seconds(prepared.request.keep_alive),
-        )
-        async with opening as stream:
-            while (events := await stream.take(context.settings.keepalive_interval)) is not None:
-                for event in events:
-                    if isinstance(event, Usage):
-                        used = event
-        run.first_event = context.clock.monotonic()
+        """Have the model read the prompt, and answer with a response without output that can be continued."""
+        context, translator = self._context, run.translator
+        used = await warming.read_prompt(context, run.prepared, self._priority)
+        if used is not warming.NOTHING:
+            run.first_event = context.clock.monotonic()
         first = translator.begin()
         translator.feed([Usage(used.prompt_tokens, 0, used.cached_tokens)])
         terminal = translator.finish(int(context.clock.time()))
