@@ -57,6 +57,9 @@ _NULL_LIST: dict[str, Any] = {"annotations": st.none() | st.just([]), "logprobs"
 _TEXTS = (
     _part("input_text", text=_WORD) | _part("output_text", _NULL_LIST, text=_WORD) | _part("text", text=_WORD)
 )
+_REFUSAL = _part("refusal", refusal=_WORD)
+_BARE = st.fixed_dictionaries({"text": _WORD})
+"""A part that leaves out its type, where there is only one."""
 _IMAGE = _part(
     "input_image",
     {"detail": st.none() | st.sampled_from(["auto", "low", "high"]), "file_id": st.none()},
@@ -76,13 +79,13 @@ _ERROR = st.sampled_from(
 )
 _CALL: dict[str, Any] = {"server_label": _WORD, "name": _WORD, "arguments": _WORD}
 ITEMS = st.one_of(
-    _item("message", role=_ASKED, content=_WORD | st.lists(_TEXTS, min_size=1, max_size=3)),
+    _item("message", role=_ASKED, content=_WORD | st.lists(_TEXTS | _REFUSAL, min_size=1, max_size=3)),
     _item("message", role=st.just("user"), content=st.lists(_TEXTS | _IMAGE, min_size=1, max_size=3)),
     _item(
         "message",
         {"phase": st.none() | st.just("commentary")},
         role=st.just("assistant"),
-        content=st.none() | _WORD | st.lists(_TEXTS | _part("refusal", refusal=_WORD), max_size=3),
+        content=st.none() | _WORD | st.lists(_TEXTS | _REFUSAL, max_size=3),
     ),
     _item("function_call", call_id=st.just("call_1"), name=_WORD, arguments=_WORD),
     _item(
@@ -93,8 +96,8 @@ ITEMS = st.one_of(
     _item(
         "reasoning",
         {
-            "summary": st.none() | st.lists(_part("summary_text", text=_WORD), max_size=2),
-            "content": st.none() | st.lists(_part("reasoning_text", text=_WORD), max_size=2),
+            "summary": st.none() | st.lists(_part("summary_text", text=_WORD) | _BARE, max_size=2),
+            "content": st.none() | st.lists(_part("reasoning_text", text=_WORD) | _BARE, max_size=2),
             "encrypted_content": st.none() | _WORD,
         },
     ),
