@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -23,6 +23,11 @@ BUSY_S = 10.0
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 """NNN_name.sql, NNN being the schema version that the script brings the file to. Each is one transaction."""
+
+CHECKED_BYTES = 64 * 1024**2
+"""Files up to this size are looked through at every start, in 0.2 s at most; larger ones only when damage was
+met in an earlier life, which a file beside them says.
+"""
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _BESIDE = ("-wal", "-shm")
@@ -182,11 +187,19 @@ class Database:
             pass
 
 
+def _suspect(path: Path) -> Path:
+    """Return the file whose being there says that damage was met."""
+    return path.with_name(path.name + ".suspect")
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        if _code(error) in _DAMAGED:
+            with suppress(OSError):
+                _suspect(path).touch(mode=0o600)
         raise StoreFailed(f"the store {path} failed: {_words(error)}") from error
 
 
@@ -243,10 +256,13 @@ async def _prepared(connection: aiosqlite.Connection, path: Path) -> None:
             f"{path} was written by a newer modeld (schema {have}, this version knows {known}); "
             "run that version, or give this one a --state-dir of its own"
         )
-    verdict = await _value(connection, "PRAGMA quick_check(1)")
-    if verdict != "ok":
-        raise Damaged(" ".join(str(verdict).split()))
-    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+    suspect = _suspect(path)
+    if suspect.exists() or path.stat().st_size <= CHECKED_BYTES:
+        verdict = await _value(connection, "PRAGMA quick_check(1)")
+        if verdict != "ok":
+            raise Damaged(" ".join(str(verdict).split()))
+        suspect.unlink(missing_ok=True)
+    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
         await _value(connection, f"PRAGMA {pragma}")
     for version in range(have + 1, known + 1):
         script = (
@@ -310,6 +326,7 @@ def _set_aside(path: Path, now: float) -> Path:
         aside = path.with_name(f"{path.name}.damaged-{stamp}-{count}")
     try:
         os.rename(path, aside)
+        _suspect(path).unlink(missing_ok=True)
         for ending in _BESIDE:
             beside = path.with_name(path.name + ending)
             if beside.exists():

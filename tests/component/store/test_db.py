@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from modeld.errors import ModeldError, StartupError
+from modeld.errors import ModeldError, StartupError, StoreFailed
 from modeld.store import db as room
 from modeld.store.db import Database
 from tests.fakes.clock import FakeClock
@@ -226,6 +226,26 @@ async def test_a_damaged_file_is_set_aside(path: Path, kind: str, caplog: pytest
     assert str(aside) in record.getMessage()
     assert "\n" not in record.getMessage()
     assert sorted(os.listdir(path.parent)) == ["modeld.db", aside.name]
+
+
+async def test_a_large_file_is_looked_through_once_damage_was_met(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file too large to be looked through at each start is opened as it is; a statement that meets damage
+    fails and leaves word of it, and the next start sets the file aside.
+    """
+    await _filled(path)
+    content = bytearray(path.read_bytes())
+    content[-4096 * 20 :] = b"\xa5" * (4096 * 20)
+    path.write_bytes(content)
+    monkeypatch.setattr("modeld.store.db.CHECKED_BYTES", 4096)
+    async with Database.open(path, CLOCK) as db:
+        with pytest.raises(StoreFailed, match="damaged"):
+            await db.fetch("SELECT sum(length(x)) FROM t")
+    assert path.with_name("modeld.db.suspect").exists()
+    async with Database.open(path, CLOCK) as db:
+        assert await db.fetch("SELECT name FROM sqlite_master WHERE name = 't'") == []
+    assert sorted(os.listdir(path.parent)) == ["modeld.db", "modeld.db.damaged-20231114T221320Z"]
 
 
 async def test_two_damaged_files_are_both_kept(path: Path) -> None:
