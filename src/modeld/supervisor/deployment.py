@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from modeld.errors import ModeldError, ModelFailed, ModelUnavailable
+from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
 from modeld.supervisor import admission
 from modeld.supervisor.admission import Priority, Situation, Verdict
 from modeld.supervisor.log_ring import LogRing
@@ -198,6 +198,9 @@ class Deployment:
         seq = next(self._world.numbers) if seq is None else seq
         self._cooled_down()
         verdict = admission.decide(self._situation())
+        if isinstance(verdict, Overloaded) and priority is Priority.INTERACTIVE:
+            # Places that yielding calls take, and slots that they will give, are as good as free for it.
+            verdict = admission.decide(self._situation(self.tickets.yielding))
         if isinstance(verdict, ModeldError):
             raise verdict
         now = self._world.clock.monotonic()
@@ -311,7 +314,8 @@ class Deployment:
         for ticket in self.tickets.admit(choose):
             self._world.observer.queue_waited(self.spec.name, now - ticket.waited_since)
 
-    def _situation(self) -> Situation:
+    def _situation(self, more: int = 0) -> Situation:
+        """Return what admission decides on; `more` are places beside those of the queue."""
         state = self.status.state
         slots = sum(replica.slots for replica in self._replicas.values() if replica.open)
         if state is State.READY and not slots:
@@ -323,7 +327,7 @@ class Deployment:
             self.tickets.in_flight,
             slots,
             self.tickets.queued,
-            self.spec.max_queue,
+            self.spec.max_queue + more,
             self.status.message,
         )
 

@@ -92,6 +92,12 @@ class Tickets:
         return len(self._waiting)
 
     @property
+    def yielding(self) -> int:
+        """Requests, waiting or served, that make way for an interactive one and have not yet."""
+        tickets = (*self._waiting, *self._holding)
+        return sum(ticket.give_way is not None and not ticket.leaving for ticket in tickets)
+
+    @property
     def oldest(self) -> int | None:
         """The sequence number of the oldest request that waits."""
         return self._waiting[0].seq if self._waiting else None

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
-from modeld.supervisor.admission import BACKGROUND_EVERY, Priority, Situation, Verdict, decide, next_in_line
+from modeld.supervisor.admission import (
+    BACKGROUND_EVERY,
+    Priority,
+    Situation,
+    Verdict,
+    decide,
+    gives_way,
+    next_in_line,
+)
 from modeld.supervisor.states import State
 
 situations = st.builds(
@@ -144,3 +152,15 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.lists(st.integers(0, 100), unique=True, max_size=5))
+def test_the_youngest_gives_way_and_only_when_somebody_needs_it(
+    waiting: int, leaving: int, yielding: list[int]
+) -> None:
+    """One goes for each that waits beyond those who are leaving already."""
+    chosen = gives_way(waiting, leaving, yielding)
+    if waiting > leaving and yielding:
+        assert chosen == max(yielding)
+    else:
+        assert chosen is None
