@@ -38,7 +38,7 @@ IMAGE = frozenset(
 )
 """Architectures that make pictures, by the names that converters give them."""
 
-_PICTURES = (
+IMAGE_TENSORS = (
     "model.diffusion_model.",
     "double_blocks.",
     "joint_blocks.",
@@ -191,7 +191,7 @@ def _capabilities(
         return ("rerank", "tokenize")
     if arch in EMBEDDING or pooling in ("mean", "cls", "last"):
         return ("embed", "tokenize")
-    if arch in IMAGE or (not arch and any(tensor.name.startswith(_PICTURES) for tensor in tensors)):
+    if arch in IMAGE or (not arch and any(tensor.name.startswith(IMAGE_TENSORS) for tensor in tensors)):
         return ("image",)
     if arch in _SOUND:
         return ("speech",)

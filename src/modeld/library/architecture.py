@@ -10,8 +10,8 @@ import msgspec
 
 from modeld.library.metadata import Layer, Metadata, Vision
 
-LONGEST_LIST = 4096
-"""Numbers in an array that is read; longer ones belong to the vocabulary."""
+MOST_LAYERS = 1024
+"""Layers that are looked at; models have up to 130."""
 
 WINDOW_PERIODS = {
     "cohere2": 4,
@@ -135,7 +135,7 @@ def _layers(
     count = max(_whole(own, "block_count"), max(blocks, default=-1) + 1)
     if arch == "clip" or count > max(len(tensors), 1):
         count = max(blocks, default=-1) + 1
-    count = min(count, LONGEST_LIST, max(len(tensors), 1))
+    count = min(count, MOST_LAYERS, max(len(tensors), 1))
     heads = _whole(own, "attention.head_count")
     kv_heads = _each(own, "attention.head_count_kv", count, heads)
     width = _whole(own, "embedding_length") // heads if heads else 0

@@ -10,6 +10,7 @@ each tensor its name, dimensions, type and offset.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,8 @@ MOST_NUMBERS = 1 << 16
 MOST_WORDS = 1 << 20
 """Words in all lists of one file; today's largest vocabularies have 0.8 million, with their merges."""
 
-MOST_KEYS = 1 << 13
-MOST_TENSORS = 1 << 14
+MOST_KEYS = 1 << 12
+MOST_TENSORS = 1 << 13
 """Today's largest models have under 3000 in a file."""
 
 LONGEST_NAME = 1 << 16
@@ -64,6 +65,8 @@ _SCALARS = {
 }
 _SCALAR = {kind: struct.Struct(f"<{code}") for kind, code in _SCALARS.items()}
 _KIND_AND_PLACE = [struct.Struct(f"<{count}QIQ").unpack_from for count in range(MOST_DIMENSIONS + 1)]
+
+_LONGEST_TENSOR = 8 + LONGEST_TENSOR_NAME + 4 + 8 * MOST_DIMENSIONS + 12
 
 _AHEAD = 1 << 24
 """Bytes that are asked for at once for a list of words, at most."""
@@ -149,7 +152,7 @@ class _Reader(Window):
     # --- keys ---
 
     def _key(self, header: Header) -> None:
-        name = self._name(LONGEST_NAME, "the name of a key")
+        name = self._name()
         if name in header.keys or name in header.lengths:
             raise damaged(f"it has the key {name[:80]!r} twice")
         kind = self._number(4)
@@ -171,10 +174,10 @@ class _Reader(Window):
         if value is not None:
             header.keys[name] = value
 
-    def _name(self, longest: int, what: str) -> str:
+    def _name(self) -> str:
         length = self._number(8)
-        if length > longest:
-            raise damaged(f"{what} would be {length} bytes long")
+        if length > LONGEST_NAME:
+            raise damaged(f"the name of a key would be {length} bytes long")
         self._have(length)
         self._at += length
         return self._data[self._at - length : self._at].decode("utf-8", "replace")
@@ -251,16 +254,24 @@ class _Reader(Window):
     # --- tensors ---
 
     def _tensor(self, header: Header) -> str:
-        name = self._name(LONGEST_TENSOR_NAME, "the name of a tensor")
-        dimensions = self._number(4)
+        # Models have hundreds. The longest is fetched as a whole, so that nothing else need be asked for;
+        # behind the last one there may be less.
+        if self._at + _LONGEST_TENSOR > self._end:
+            self._have(min(_LONGEST_TENSOR, self._size - self._base - self._at))
+        data, at, end = self._data, self._at, self._end
+        (length,) = U64(data, at) if at + 8 <= end else (0,)
+        if length > LONGEST_TENSOR_NAME:
+            raise damaged(f"the name of a tensor would be {length} bytes long")
+        at += 8 + length
+        (dimensions,) = U32(data, at) if at + 4 <= end else (0,)
         if dimensions > MOST_DIMENSIONS:
-            raise damaged(f"its tensor {name[:80]!r} has {dimensions} dimensions, at most {MOST_DIMENSIONS}")
-        self._have(8 * dimensions + 12)
-        *shape, kind, offset = _KIND_AND_PLACE[dimensions](self._data, self._at)
-        self._at += 8 * dimensions + 12
-        total = 1
-        for length in shape:
-            total *= length
+            raise damaged(f"a tensor has {dimensions} dimensions, at most {MOST_DIMENSIONS} are possible")
+        if at + 16 + 8 * dimensions > end:
+            raise damaged(f"its header goes on beyond the end, {self._size} bytes")
+        name = data[at - length : at].decode("utf-8", "replace")
+        *shape, kind, offset = _KIND_AND_PLACE[dimensions](data, at + 4)
+        self._at = at + 16 + 8 * dimensions
+        total = math.prod(shape)
         if total >= 1 << 63 or offset >= 1 << 63:
             raise damaged(f"its tensor {name[:80]!r} would have {total} elements at offset {offset}")
         header.tensors.append((name, tuple(shape), kind, offset))

@@ -12,16 +12,31 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from modeld.errors import LoadFailed
+from modeld.library.about import IMAGE_TENSORS, About
 from modeld.library.metadata import Layer, Metadata
 
 LONGEST_HEADER = 100 * 1024**2
 """Bytes of a header; the format's own limit."""
 
+MOST_READ = 16 * 1024**2
+"""Bytes of a header, or of a JSON file, that is read; a file with a longer one is known by its size."""
+
+MOST_IN_BYTE = 4
+"""Numbers in a byte: today's densest types have two."""
+
 MOST_LAYERS = 4096
 """Layers beyond which a config.json is not believed."""
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
 
 
 def describe(path: Path, files: Sequence[Path]) -> Metadata:
@@ -66,6 +81,18 @@ def describe(path: Path, files: Sequence[Path]) -> Metadata:
     )
 
 
+def about(file: Path) -> About:
+    """Return what a file of weights is that lies by itself, told by the names of its tensors.
+
+    Raises LoadFailed as `describe` does.
+    """
+    names = list(_header(file))
+    if any(".lora_" in name or "lora_down" in name or name.startswith("lora_") for name in names):
+        return About(kind="lora")
+    pictures = any(name.startswith(IMAGE_TENSORS) for name in names)
+    return About(kind="model", capabilities=("image",) if pictures else ())
+
+
 def weights_in(folder: Path) -> list[Path]:
     """Return the files that hold a folder's weights, subfolders (of a diffusers pipeline) included.
 
@@ -92,27 +119,39 @@ def _counted(file: Path) -> dict[str, int]:
     """Return how many numbers of each dtype a file holds; nothing for another format."""
     if file.suffix != ".safetensors":
         return {}
+    tensors, size = _header(file), file.stat().st_size
+    counts: dict[str, int] = {}
+    end = 0
+    for tensor in tensors.values():
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + math.prod(tensor.shape)
+        end = max(end, tensor.data_offsets[1])
+    if end > size:
+        raise _damaged(file, f"its tensors take {end} bytes, the file has {size}")
+    if sum(counts.values()) > size * MOST_IN_BYTE:
+        raise _damaged(file, f"it would hold {sum(counts.values())} numbers in {size} bytes")
+    return counts
+
+
+def _header(file: Path) -> dict[str, _Tensor]:
+    """Return a file's tensors, placed from the file's beginning; none when there are too many to read."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(LONGEST_HEADER, size - 8):
                 raise _damaged(file, f"its header would take {length} bytes of {size}")
-            header = json.loads(stream.read(length))
-        counts: dict[str, int] = {}
-        end = 0
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                kind = str(tensor["dtype"])
-                counts[kind] = counts.get(kind, 0) + math.prod(tensor["shape"])
-                end = max(end, tensor["data_offsets"][1])
+            if length > MOST_READ:
+                return {}
+            header = msgspec.json.decode(stream.read(length), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        tensors = {name: msgspec.json.decode(text, type=_Tensor) for name, text in header.items()}
     except OSError as error:
         raise LoadFailed(f"{file} cannot be read: {error.strerror}", permanent=True) from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(file, "its header cannot be read") from error
-    if 8 + length + end > size:
-        raise _damaged(file, f"its tensors take {8 + length + end} bytes, the file has {size}")
-    return counts
+    for tensor in tensors.values():
+        tensor.data_offsets = (tensor.data_offsets[0] + 8 + length, tensor.data_offsets[1] + 8 + length)
+    return tensors
 
 
 def _damaged(file: Path, why: str) -> LoadFailed:
@@ -160,7 +199,8 @@ def _has_template(folder: Path) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        with path.open("rb") as stream:
+            found = json.loads(stream.read(MOST_READ))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

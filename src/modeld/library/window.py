@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Protocol
 
-MOST_BYTES = 128 * 1024**2
-"""Bytes that are read of one file's header."""
+MOST_BYTES = 48 * 1024**2
+"""Bytes that are read of one file's header; the largest of today have 15 million."""
 
 _FIRST, _CHUNK = 1 << 16, 1 << 19
 """Bytes asked for at once, at first and later."""
@@ -39,7 +39,7 @@ class Workspace:
     is a hundred times faster than going from word to word.
     """
 
-    MOST = 32 * 1024**2
+    MOST = 64 * 1024**2
     LARGEST = 12 * 1024**2
     ALIKE = 4
     """Lists that are kept of one length and beginning."""
