@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from modeld.library.about import Answer
+from modeld.library.walk import NOT_TEXT, as_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,14 +42,17 @@ async def read_models(jobs: Sequence[Job]) -> list[Answer]:
     Cancelling ends the readers. Nothing else is raised: what went wrong is in the answer.
     """
     answers: list[Answer | None] = [None] * len(jobs)
-    waiting = deque(range(len(jobs)))
+    for number, job in enumerate(jobs):
+        if any(as_text(str(path)) != str(path) for path in job):
+            answers[number] = Answer(trouble=f"{as_text(str(job[0]))} {NOT_TEXT}")
+    waiting = deque(number for number, answer in enumerate(answers) if answer is None)
 
     async def work() -> None:
         while waiting:
             await _reader(jobs, waiting, answers)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(AT_ONCE, -(-len(jobs) // _BATCH))):
+        for _ in range(min(AT_ONCE, -(-len(waiting) // _BATCH))):
             group.create_task(work())
     return [answer or Answer(trouble="it was not read") for answer in answers]
 
