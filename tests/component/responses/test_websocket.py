@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,11 +16,11 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent, 
 from pydantic import TypeAdapter
 
 from modeld.errors import BadRequest, EngineError, ModelUnavailable, StoreFailed
-from modeld.protocol.tasks import ChatTask, Text
+from modeld.protocol.tasks import ChatTask, Task, Text
 from modeld.store.responses import Responses
 from tests.component.responses.served import Served, served
-from tests.component.responses.sockets import Fed, answer, connected, scripted, told
-from tests.fakes.pool import FakePool, last_chat, model, said
+from tests.component.responses.sockets import TERMINAL, Fed, answer, connected, scripted, told
+from tests.fakes.pool import Answer, FakePool, last_chat, model, said
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
@@ -430,3 +432,53 @@ async def test_named_gateways(tmp_path: Path) -> None:
             assert told(await client.refused(model="tiny"))[:2] == (404, "model_not_found")
             await client.whole(model="other")
         assert pool.calls[-1].model == "lab/other"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_lane_is_told_all_in_order(tmp_path: Path, seed: int) -> None:
+    """Whatever mixture is sent without waiting, each lane hears of each of its requests, once, in order.
+
+    Good ones, bad ones, engines that die, warm-ups and chains; no lane sees a part of another's answer.
+    """
+    random = Random(seed)
+    lanes = [None, "a", "b", "c"]
+    expected: dict[str | None, list[tuple[str, str]]] = defaultdict(list)
+    found: dict[str | None, list[tuple[str, str]]] = defaultdict(list)
+
+    def play(model: str, task: Task) -> list[Answer]:
+        assert isinstance(task, ChatTask)
+        dies = texts(task)[-1].endswith("die")
+        return [[Text("So")], EngineError("dead")] if dies else answer("ok")
+
+    async with served(tmp_path, FakePool(answer=play)) as api, connected(api) as client:
+        for number in range(60):
+            lane, kind = random.choice(lanes), random.choice(["good", "bad", "die", "warm", "lost"])
+            odd: dict[str, dict[str, Any]] = {
+                "bad": {"temperature": 9},
+                "warm": {"generate": False},
+                "lost": {"previous_response_id": "resp_none"},
+            }
+            more = dict(odd.get(kind, {}))
+            if lane is not None:
+                more["stream_id"] = lane
+            await client.create(kind, metadata={"number": str(number)}, store=random.random() < 0.5, **more)
+            end = {"bad": "error", "lost": "error", "die": "response.failed"}.get(kind, "response.completed")
+            expected[lane].append((end, "" if end == "error" else str(number)))
+        open: dict[str | None, int] = {}
+        for _ in range(60):
+            over = False
+            while not over:
+                event = await client.event()
+                lane, kind = event.get("stream_id"), event["type"]
+                if kind == "error" and lane not in open:
+                    found[lane].append((kind, ""))
+                    over = True
+                    continue
+                assert event["sequence_number"] == open.get(lane, 0)
+                open[lane] = event["sequence_number"] + 1
+                if kind in TERMINAL:
+                    found[lane].append((kind, event["response"]["metadata"]["number"]))
+                    del open[lane]
+                    over = True
+        assert not open
+    assert found == expected
