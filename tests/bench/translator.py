@@ -1,7 +1,7 @@
 """`python -m tests.bench.translator`: what the stream events of a response cost, on one core.
 
-From an engine's events to framed server-sent events and to the JSON text that a log keeps. Each figure is the
-best of several rounds, in stream events per second of CPU time. Nothing here passes or fails.
+From an engine's events to framed server-sent events. Each figure is the best of several rounds, in stream
+events per second of CPU time. Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Event, ...]] = {
 }
 
 
-def run(tokens: Sequence[Event], batch: int, *, store: bool) -> tuple[int, float]:
+def run(tokens: Sequence[Event], batch: int) -> tuple[int, float]:
     """Stream one response; return its events and seconds. `batch`: events that the engine sends at once."""
     numbers = itertools.count()
     translator = Translator(
@@ -48,10 +48,7 @@ def run(tokens: Sequence[Event], batch: int, *, store: bool) -> tuple[int, float
     translator.begin()
     for at in range(0, len(tokens), batch):
         for event in translator.feed(tokens[at : at + batch]):
-            if store:
-                e.framed(e.payload(event))
-            else:
-                e.frame(event)
+            e.frame(event)
             events += 1
     translator.feed([Finish("stop"), Usage(1, len(tokens))])
     for event in [*translator.settle(), translator.finish(2)]:
@@ -67,7 +64,7 @@ def main() -> None:
         for batch in (1, 16):
             rates = []
             for _ in range(ROUNDS):
-                events, seconds = run(tokens, batch, store=False)
+                events, seconds = run(tokens, batch)
                 rates.append(events / seconds)
             print(f"{name:<32} in batches of {batch:<3} {max(rates):>12,.0f} events/s", flush=True)
 
