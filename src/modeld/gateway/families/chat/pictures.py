@@ -88,9 +88,7 @@ async def fetched(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {
-                (at, place): group.create_task(
-                    _one(url, param(at, place), egress, media, budget)
-                )
+                (at, place): group.create_task(_one(url, param(at, place), egress, media, budget))
                 for at, place, url in wanted
             }
     except BaseExceptionGroup as failures:
