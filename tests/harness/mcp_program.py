@@ -49,7 +49,7 @@ def _note(**line: Any) -> None:
 
 def _real(*, json_response: bool = False) -> Any:
     """Return the application of a server where all is well."""
-    server = MCPServer("harness")
+    server = MCPServer("harness", log_level="CRITICAL")
     reading = ToolAnnotations(read_only_hint=True)
 
     @server.tool(annotations=reading, structured_output=False)
@@ -222,6 +222,8 @@ async def _raw(path: str, told: str, receive: Receive, send: Send) -> None:
         await _answer(send, 404)
     elif path == "/flood":
         await _flood(send)
+    elif path in ("/resumes", "/breaks"):
+        await _broken_off(send, id)
     elif path == "/asking":
         await _asking(send, id)
     else:
@@ -255,6 +257,22 @@ async def _asking(send: Send, id: Any) -> None:
             }
         )
     await send({"type": "http.response.body", "body": b""})
+
+
+async def _broken_off(send: Send, id: Any) -> None:
+    """Begin an event stream that could be come back for, and end it."""
+    fields = [(b"content-type", b"text/event-stream")]
+    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.body", "body": b"id: %d\nretry: 10\ndata:\n\n" % id})
+
+
+async def _resumed(path: str, last: str | None, send: Send) -> None:
+    """Go on with an event stream, where that is promised."""
+    if path != "/resumes" or last is None:
+        await _answer(send, 405)
+        return
+    answer = {"jsonrpc": "2.0", "id": int(last), "result": {"content": [{"type": "text", "text": "fine"}]}}
+    await _answer(send, 200, b"data: %b\n\n" % json.dumps(answer).encode(), "text/event-stream")
 
 
 async def _oddly(scope: Scope, receive: Receive, send: Send) -> bool:
@@ -315,6 +333,8 @@ RAW = frozenset(
         "/forgets",
         "/flood",
         "/telling",
+        "/resumes",
+        "/breaks",
         "/asking",
     }
 )
@@ -328,7 +348,7 @@ def _app(events: Any, plain: Any) -> Callable[[Scope, Receive, Send], Awaitable[
         if path in RAW and scope["method"] == "POST":
             await _raw(path, _authorization(scope).decode(), receive, send)
         elif path in RAW:
-            await _answer(send, 405)
+            await _resumed(path, headers.get("last-event-id"), send)
         elif path == "/auth" and _authorization(scope) != b"Bearer good":
             await _body(receive)
             await _answer(send, 401, b"bad token " + _authorization(scope), "text/plain")

@@ -129,7 +129,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             # A small compressed answer may unpack to anything; none was asked for.
             await stream.aclose()
             raise _Unreadable("the server answers with a compression that was not asked for")
-        if asks:
+        if asks and request.method == "POST":
             note.status, note.answered, note.failure = answer.status, False, None
             if answer.status >= 400:
                 body = await _beginning(stream)

@@ -119,6 +119,16 @@ async def test_a_flood_of_notices(server: Server, opened: Opened) -> None:
     assert not [line for line in asked if "last-event-id" in line["headers"]]
 
 
+async def test_an_answer_that_breaks_off(server: Server, opened: Opened) -> None:
+    """It is come back for where the server lets one; elsewhere it is an error of no status."""
+    async with opened(server.at("/resumes")) as box:
+        assert await box.call("x", "only", "{}") == CallResult("fine", None)
+    async with opened(server.at("/breaks")) as box:
+        error = (await box.call("x", "only", "{}")).error
+    assert error is not None
+    assert (error["type"], error["code"]) == ("mcp_protocol_error", -32000)
+
+
 async def test_a_flood_of_questions(server: Server, opened: Opened) -> None:
     """A few are answered, the rest is passed over, and how the server takes that is no status of the call."""
     before = len(server.requests())
