@@ -159,7 +159,7 @@ async def run(
         # A terminal that goes away ends a daemon without a file to reload, as it ends any other program.
         reload = None if file is None else lambda: control.reload("SIGHUP")
         signals = stack.enter_context(stop_signals(reload))
-        admin = build_admin_app(pool, control, info)
+        admin = build_admin_app(pool, control, info, jobs.queue)
         await stack.enter_async_context(serve_admin(admin, paths.admin_socket(state)))
         site = await stack.enter_async_context(_serve_gateway(gateway, listener))
         notifier.ready(f"listening on {address}")

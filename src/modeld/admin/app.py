@@ -2,7 +2,7 @@
 
 Routes: GET /status · GET /devices · POST /models/{name}/load|unload|restart (load takes `?force=1`) ·
 GET /models/{name}/estimate · GET /models/{name}/logs · GET /events (these two take `?follow=1`) ·
-POST /changes. Everything that lasts is NDJSON, one write per line.
+POST /changes; those of jobs are in `jobs`. Everything that lasts is NDJSON, one write per line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import msgspec
 from aiohttp import web
 
 from modeld import errors
-from modeld.admin.ports import Control, Supervisor
+from modeld.admin import jobs as job_routes
+from modeld.admin.ports import Control, Jobs, Supervisor
 from modeld.admin.schemas import (
     LARGEST_CHANGE,
     Change,
@@ -42,6 +43,7 @@ STATUS: tuple[tuple[type[ModeldError], int], ...] = (
     (errors.ModelFailed, 503),
     (errors.ModelUnavailable, 503),
     (errors.LoadFailed, 503),
+    (errors.StoreFailed, 503),
     (errors.DeadlineExceeded, 504),
 )
 """HTTP status of an error; anything else is 500."""
@@ -51,9 +53,9 @@ T = TypeVar("T")
 
 
 def build_admin_app(
-    supervisor: Supervisor, control: Control, info: Callable[[], DaemonInfo]
+    supervisor: Supervisor, control: Control, info: Callable[[], DaemonInfo], jobs: Jobs | None = None
 ) -> web.Application:
-    """Return the application; `info` is asked at every GET /status."""
+    """Return the application; `info` is asked at every GET /status. Without `jobs` it knows of none."""
     handlers = _Handlers(supervisor, control, info)
     app = web.Application(middlewares=[_errors_as_json], client_max_size=LARGEST_CHANGE)
     add_streams(app)
@@ -66,6 +68,8 @@ def build_admin_app(
     app.router.add_get(model + "/logs", handlers.logs)
     app.router.add_get("/events", handlers.events)
     app.router.add_post("/changes", handlers.change)
+    if jobs is not None:
+        job_routes.add_routes(app, jobs)
     return app
 
 

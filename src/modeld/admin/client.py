@@ -23,6 +23,8 @@ from modeld.admin.schemas import (
     ErrorBody,
     ErrorReply,
     EstimateReply,
+    JobReport,
+    JobsReply,
     MoveEnd,
     StatusReply,
 )
@@ -118,6 +120,27 @@ class AdminClient:
             for line in self._lines(answer):
                 yield self._decode(line, FeedEvent)
 
+    def jobs(self, limit: int, *, unfinished: bool) -> JobsReply:
+        """Return the newest jobs."""
+        with self._answer("GET", f"/jobs?limit={limit}&unfinished={unfinished:d}") as answer:
+            return self._decode(answer.read(), JobsReply)
+
+    def job(self, id: str) -> JobReport:
+        """Return one job. Raises NotFound."""
+        with self._answer("GET", _job(id)) as answer:
+            return self._decode(answer.read(), JobReport)
+
+    def cancel_job(self, id: str) -> JobReport:
+        """End a job, and return it. Raises NotFound for one that is over or unknown."""
+        with self._answer("POST", f"{_job(id)}/cancel") as answer:
+            return self._decode(answer.read(), JobReport)
+
+    def follow_job(self, id: str) -> Iterator[JobReport]:
+        """Yield a job as it is, and again as its items end, until it is over. Raises NotFound."""
+        with self._answer("GET", f"{_job(id)}/follow") as answer:
+            for line in self._lines(answer):
+                yield self._decode(line, JobReport)
+
     def _changes(self, change: Change) -> AbstractContextManager[http.client.HTTPResponse]:
         body = msgspec.json.encode(change)
         if len(body) > LARGEST_CHANGE:  # found out by the daemon it would only be a broken pipe here
@@ -198,6 +221,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _model(name: str) -> str:
     return f"/models/{quote(name, safe='')}"
+
+
+def _job(id: str) -> str:
+    return f"/jobs/{quote(id, safe='')}"
 
 
 def _ends(line: bytes) -> bool:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from modeld.admin.schemas import Change, ChangePlan, ChangeResult, DevicesReply, EstimateReply
+from modeld.store.job_records import ItemFailure, Job
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine
 from modeld.supervisor.states import Status
@@ -50,6 +51,30 @@ class Supervisor(Protocol):
 
     def follow_log(self, name: str) -> AbstractContextManager[AsyncIterator[LogLine]]:
         """Give an endless iterator over the lines from now on, without the kept ones."""
+        ...
+
+
+class Jobs(Protocol):
+    """The jobs of all callers; `identity` None asks as the owner of the daemon."""
+
+    async def newest(self, limit: int, *, unfinished: bool) -> list[Job]:
+        """Return at most `limit` jobs, the newest first; with `unfinished` no others."""
+        ...
+
+    async def get(self, identity: str | None, id: str) -> Job | None:
+        """Return a job, None when there is none of that id."""
+        ...
+
+    async def failures(self, job: Job, limit: int) -> list[ItemFailure]:
+        """Return how items of a job failed, in order."""
+        ...
+
+    async def cancel(self, identity: str | None, id: str) -> bool:
+        """End a job that is not over; False when there is none."""
+        ...
+
+    def follow(self, identity: str | None, id: str) -> AsyncIterator[Job]:
+        """Give a job as it is, and again whenever an item has ended, until it is over or gone."""
         ...
 
 

@@ -13,6 +13,7 @@ import msgspec
 from modeld.hardware.footprint import Footprint
 from modeld.hardware.machine import Device
 from modeld.protocol.capabilities import Capability
+from modeld.store.job_records import ItemFailure
 from modeld.supervisor.states import Status
 
 
@@ -126,6 +127,43 @@ class ChangeResult(msgspec.Struct, frozen=True):
 
     plan: ChangePlan
     outcomes: tuple[Outcome, ...] = ()
+
+
+class JobReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job; times are UTC seconds since the epoch. `waiting`, `done` and `failed` count items.
+
+    `caller` is its identity. `code` and `error` are those of a job that ended in error; `failures` say how
+    the first items failed that did, where they were asked for.
+    """
+
+    id: str
+    caller: str
+    kind: str
+    model: str
+    status: str
+    items: int
+    waiting: int
+    done: int
+    failed: int
+    created: float
+    begun: float | None = None
+    ended: float | None = None
+    deadline: float | None = None
+    expires: float | None = None
+    code: str | None = None
+    error: str | None = None
+    failures: tuple[ItemFailure, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.ended is not None
+
+
+class JobsReply(msgspec.Struct, frozen=True):
+    """GET /jobs, the newest first."""
+
+    jobs: tuple[JobReport, ...] = ()
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from modeld.admin.client import AdminClient
 from modeld.admin.schemas import StatusReply
 from modeld.cli import machine, render
 from modeld.cli.ctl_change import add, reconcile, reload, remove
+from modeld.cli.ctl_jobs import jobs
 from modeld.cli.output import AS_JSON, document_out, going_on, line_out
 from modeld.cli.progress import progress
 from modeld.cli.table import Screen
@@ -139,7 +140,7 @@ def events(client: AdminClient, no_follow: bool, as_json: bool) -> None:
         raise StartupError(STOPPED)
 
 
-for _command in (add, remove, reconcile, reload):
+for _command in (add, remove, reconcile, reload, jobs):
     ctl.add_command(_command)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from modeld.clock import Clock
 from modeld.errors import Conflict, Overloaded, StoreFailed
 from modeld.jobs.limits import JobLimits
-from modeld.store.job_records import Added, Job, JobDraft
+from modeld.store.job_records import Added, ItemFailure, Job, JobDraft
 from modeld.store.jobs import Jobs
 from modeld.telemetry.metrics import Metrics
 
@@ -165,6 +165,14 @@ class Queue:
     async def get(self, identity: str | None, id: str) -> Job | None:
         """Return a job, None when there is none of that id for this caller."""
         return await self.store.get(identity, id)
+
+    async def newest(self, limit: int, *, unfinished: bool) -> list[Job]:
+        """Return at most `limit` jobs of all callers, the newest first; with `unfinished` no others."""
+        return await self.store.newest(limit, unfinished=unfinished)
+
+    async def failures(self, job: Job, limit: int) -> list[ItemFailure]:
+        """Return how items of a job failed, in order, at most `limit` of them."""
+        return await self.store.failures(job.key, limit)
 
     async def wait(self, identity: str | None, id: str, timeout: float) -> Job | None:
         """Return a job when it is over, or as it is after `timeout` seconds; None as for `get`.

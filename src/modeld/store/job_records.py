@@ -118,6 +118,14 @@ class ItemResult(msgspec.Struct, frozen=True):
     body: bytes | None
 
 
+class ItemFailure(msgspec.Struct, frozen=True):
+    """How an item failed."""
+
+    place: int
+    code: str
+    message: str
+
+
 class Depth(msgspec.Struct, frozen=True):
     """How much there is to do: jobs by status, items that wait, and when the oldest unfinished job came."""
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
+
 from modeld.store import job_ends
 from modeld.store.db import Database, Row, Transaction
 from modeld.store.job_records import (
     Added,
     Candidate,
     Depth,
+    ItemFailure,
     ItemResult,
     Job,
     JobDraft,
@@ -290,6 +293,14 @@ class Jobs:
             (key, after, limit),
         )
         return [ItemResult(place, STATES[state], result) for place, state, result in rows]
+
+    async def failures(self, key: int, limit: int) -> list[ItemFailure]:
+        """Return how items of a job failed, in order, at most `limit` of them."""
+        rows = await self._db.fetch(
+            "SELECT place, result FROM job_item WHERE job = ? AND state = 3 ORDER BY place LIMIT ?",
+            (key, limit),
+        )
+        return [ItemFailure(place=place, **msgspec.json.decode(result)) for place, result in rows]
 
     async def newest(self, limit: int, *, unfinished: bool = False) -> list[Job]:
         """Return jobs of all callers, the newest first."""

@@ -50,11 +50,13 @@ class Known:
     order: int = 0
     ended: float | None = None
 
-    def settle(self, now: float) -> None:
-        """End it if all has ended."""
+    def settle(self, now: float) -> bool:
+        """End it if all has ended, and say whether that was so."""
         if self.status in ("pending", "processing") and all(item.body is not None for item in self.items):
             self.status = "error" if all(item.state == "failed" for item in self.items) else "done"
             self.ended = now
+            return True
+        return False
 
     def rest(self, state: str, body: bytes | None) -> None:
         """End what has not ended."""
@@ -276,9 +278,8 @@ class Lives(RuleBasedStateMachine):
                 elif item.state == "working":
                     item.state = "waiting"
                     again += 1
-            if job.ended is None:
-                job.settle(self.clock.time())
-                over |= {job.id} if job.ended is not None else set()
+            if job.settle(self.clock.time()):
+                over.add(job.id)
         count, ended = self.do(self.jobs.reclaim(MOST, KEEP_S))
         assert (count, {job.id for job in ended}) == (again, over)
 
