@@ -7,6 +7,7 @@ import json
 import logging
 import struct
 from pathlib import Path
+from random import Random
 
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError
@@ -15,7 +16,7 @@ from modeld.errors import Forbidden, ModelUnavailable
 from modeld.gateway.access import Places
 from modeld.ids import LOCAL
 from modeld.protocol.tasks import Text
-from modeld.responses.websocket.connection import LIFETIME_S
+from modeld.responses.websocket.connection import LIFETIME_S, Connection
 from modeld.responses.websocket.routes import OPEN, check_origin
 from modeld.supervisor.admission import Priority
 from tests.component.responses.served import Served, served
@@ -114,6 +115,17 @@ async def test_keys(tmp_path: Path) -> None:
         assert api.pool.calls[-1].identity.startswith("key_")
 
 
+async def test_what_is_agreed(tmp_path: Path) -> None:
+    """No compression and no subprotocol, whatever is offered; the handshake carries the request's id."""
+    async with (
+        served(tmp_path) as api,
+        api.http.ws_connect(api.url + "/v1/responses", compress=15, protocols=("realtime",)) as ws,
+    ):
+        assert (ws.compress, ws.protocol) == (0, None)
+        assert ws._response.headers["x-request-id"].startswith("req_")
+        await Client(ws).whole(store=False)
+
+
 async def test_what_is_no_handshake(tmp_path: Path) -> None:
     """A plain GET is told to upgrade, a wrong handshake what is wrong, a gateway that is not there 404."""
     async with served(tmp_path) as api:
@@ -133,6 +145,26 @@ async def test_what_is_no_handshake(tmp_path: Path) -> None:
             assert (status, body["error"]["code"]) == (400, "invalid_handshake"), name
         assert await refused(api, "/nowhere/v1/responses") == 404
         assert await refused(api, **{"x-modeld-priority": "urgent"}) == 400
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_noise(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no frames, or are frames with flipped bits, harm nobody: no bug, nothing left open."""
+    random = Random(seed)
+    create = {"type": "response.create", "model": "tiny", "input": "hi", "stream_id": "a", "store": False}
+    async with served(tmp_path) as api, connected(api) as stays:
+        for number in range(12):
+            _, writer = await raw(api)
+            noise = bytearray(text_frame(create) * 3 if number % 2 else random.randbytes(400))
+            for _ in range(random.randrange(6)):
+                noise[random.randrange(len(noise))] ^= 1 << random.randrange(8)
+            writer.write(noise)
+            await writer.drain()
+            writer.close()
+        await stays.whole()
+        await stays.ws.close()
+        await all_gone(api)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 # --- what ends with it --------------------------------------------------------------------------------------
@@ -228,6 +260,30 @@ async def test_the_daemons_end_without_answer(tmp_path: Path, monkeypatch: pytes
         async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b"\x88\x12" + (1001).to_bytes(2, "big") + b"the server stops"
         writer.close()
+
+
+async def test_a_bug_of_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug of the connection's own closes it as an internal error, is logged, and ends what runs there."""
+
+    async def take(*args: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    pool = Fed()
+    async with served(tmp_path, pool) as api, connected(api) as client:
+        await client.create()
+        await pool.stream(0)
+        monkeypatch.setattr(Connection, "_take", take)
+        await client.send("{}")
+        while (message := await client.ws.receive(timeout=PATIENCE_S)).type is WSMsgType.TEXT:
+            pass
+        assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 1011, "")
+        await asyncio.wait_for(pool.streams[0].closed.wait(), PATIENCE_S)
+        await api.runner.cleanup()
+        assert "bug on a socket" in caplog.text
+        assert api.value("modeld_internal_errors_total", endpoint="/v1/responses") == 1
+        assert _requests(api, "500") == 1
 
 
 async def test_an_hour(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from urllib.parse import urlsplit
 
 from aiohttp import WSCloseCode, web
@@ -14,6 +15,8 @@ from modeld.gateway.access import Places
 from modeld.responses import context as contexts
 from modeld.responses.websocket import frames
 from modeld.responses.websocket.connection import CLOSE_S, LAST_WRITES_S, Connection, Socket
+
+log = logging.getLogger("modeld.responses")
 
 OPEN = web.AppKey("responses_sockets", set[Connection])
 """Where the application carries the connections that are open."""
@@ -48,6 +51,11 @@ async def connect(request: web.Request) -> web.StreamResponse:
     opened.add(connection)
     try:
         await connection.serve()
+    except Exception as error:  # what the edge would answer is no frame
+        context.metrics.errors.labels(exchange.endpoint).inc()
+        log.error("bug on a socket", exc_info=error, extra={"request": exchange.id})
+        exchange.outcome = 500
+        await socket.close(code=WSCloseCode.INTERNAL_ERROR)
     finally:
         opened.discard(connection)
     return socket
