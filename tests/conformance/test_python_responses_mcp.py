@@ -227,11 +227,16 @@ async def test_a_server_that_is_not_there(sdk: Sdk, daemon: Daemon) -> None:
     assert caught.value.status_code == 424
     assert caught.value.type == "external_connector_error"
     assert "Error retrieving tool list from MCP server: 'sums'" in caught.value.message
+    with pytest.raises(openai.APIError, match="'sums'"):
+        await sdk.items(CREATE, stream=True, **body)
     answer = await stream(daemon.url, body)
-    if answer.status == 200:
-        assert answer.whole()["status"] == "failed"
-    else:
-        assert answer.status == 424
+    assert answer.whole()["error"]["code"] == "server_error"
+    assert [event["type"] for event in answer.events][-4:] == [
+        "response.mcp_list_tools.failed",
+        "response.output_item.done",
+        "error",
+        "response.failed",
+    ]
 
 
 async def test_secrets_stay_here(sdk: Sdk, server: Server, daemon: Daemon) -> None:
