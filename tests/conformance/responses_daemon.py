@@ -39,6 +39,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "again": {"turns": [[_ADD, {"text": SUM}]]},
     "failer": {"turns": [[{"call": {"name": "fail"}}], [{"text": SUM}]]},
     "hanger": {"turns": [[{"call": {"name": "hang", "arguments": {"mark": "here"}}}]]},
+    "passer": {"turns": [[{"call": {"name": "transfer_to_forecaster"}}]]},
     "slow": {"tokens": 300, "token_delay": 0.05},
     "failing": {"turns": [[{"text": "So far, so good."}, {"fail": "the wheels came off"}]]},
 }

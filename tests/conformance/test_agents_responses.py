@@ -44,7 +44,7 @@ QUESTION = "What is the weather in Paris?"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def daemon(demo_gguf: Any) -> AsyncIterator[Daemon]:
     """Run a daemon with SmolLM2 and scripted models."""
-    names = ("thinker", "caller", "remote")
+    names = ("thinker", "caller", "remote", "passer")
     async with scripted(*names, more=(llama("plain", demo_gguf),)) as started:
         yield started
 
@@ -224,6 +224,36 @@ async def test_tools_that_need_approval(models: Models, sums: Server, approve: b
         item.output for each in result.raw_responses for item in each.output if item.type == "mcp_call"
     ]
     assert outputs == (["3"] if approve else [])
+
+
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_run_that_is_interrupted_for_approval(models: Models, sums: Server, approve: bool) -> None:
+    """Without a function that decides, a run stops, is decided on, and resumed; so is a streamed one."""
+    agent = models.agent("remote", HostedMCPTool(tool_config=hosted(sums, "always")))
+    stopped = await Runner.run(agent, "Add one and two.", run_config=QUIET)
+    [interruption] = stopped.interruptions
+    assert interruption.name == "add"
+    state = stopped.to_state()
+    if approve:
+        state.approve(interruption)
+    else:
+        state.reject(interruption)
+    result = Runner.run_streamed(agent, state, run_config=QUIET)
+    kinds = [event.type async for event in result.stream_events()]
+    assert "raw_response_event" in kinds
+    assert result.final_output == SUM
+    calls = [item for each in result.raw_responses for item in each.output if item.type == "mcp_call"]
+    assert [call.output for call in calls] == (["3"] if approve else [])
+
+
+async def test_handing_over(models: Models) -> None:
+    """An agent hands over to another by a call, which the other answers after."""
+    second = models.agent("caller", Tool().tool)
+    second.name = "forecaster"
+    first = models.agent("passer", handoffs=[second])
+    result = await Runner.run(first, QUESTION, run_config=QUIET)
+    assert result.last_agent is second
+    assert result.final_output == ANSWER
 
 
 async def test_failures_are_the_sdks_own(models: Models) -> None:
