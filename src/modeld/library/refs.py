@@ -146,7 +146,8 @@ def _file_url(ref: str) -> LocalRef:
 def _glob(ref: str, glob: str) -> str:
     if not glob or glob.startswith("/") or "\\" in glob or ".." in glob.split("/"):
         raise UsageError(
-            f"{ref!r}: expected a file name or pattern after the colon, e.g. org/repo:*Q4_K_M.gguf"
+            f"{ref!r}: expected a file's name, a pattern or a quantisation after the colon, e.g. "
+            "org/repo:*Q4_K_M.gguf or org/repo:Q4_K_M"
         )
     return glob
 

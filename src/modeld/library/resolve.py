@@ -16,8 +16,10 @@ from typing import Any, TypeAlias
 
 from modeld.errors import LoadFailed, UsageError
 from modeld.library.built.catalogue import CATALOGUE, Built
+from modeld.library.choose import NoClearChoice, RepoFile, choose, words_for
 from modeld.library.demo import pinned_sha256
 from modeld.library.refs import BuiltRef, HubRef, LocalRef, PackageRef, parse
+from modeld.library.walk import walk
 
 _STOP_GRACE = 5.0
 """Seconds a fetch gets to clean up after SIGTERM, before SIGKILL."""
@@ -52,10 +54,10 @@ class Resolver:
         match found:
             case LocalRef(path):
                 return _checked(path)
-            case HubRef(repo):
+            case HubRef(repo, glob):
                 folder = (self._base or Path.cwd()) / repo
                 if folder.is_dir():
-                    return _checked(folder)
+                    return _checked(folder) if glob is None else _picked(folder, glob, repo)
                 raise LoadFailed(
                     f"{ref}: pulling from a model hub is not in this version, and there is no folder "
                     f"{folder}; download the file and give its path (/models/x.gguf, ./x.gguf), "
@@ -208,21 +210,14 @@ _DESCRIBED = frozenset({"config.json", "model_index.json"})
 
 def _in_folder(folder: Path) -> Path:
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    models = [
-        name
-        for name in names
-        if name.endswith(".gguf")
-        and not name.startswith("mmproj")
-        # Of a model in several pieces the first is the one to open: name-00001-of-00003.gguf.
-        and ("-of-" not in name or "-00001-of-" in name)
-    ]
-    if len(models) == 1:
-        return _checked(folder / models[0])
-    if models:
-        raise LoadFailed(
-            f"{folder} holds {len(models)} GGUF files; name the one to load, e.g. {folder / models[0]}",
-            permanent=True,
-        )
+    if any(name.endswith(".gguf") for name in names):
+        files = [RepoFile(name, (folder / name).stat().st_size) for name in names]
+        try:
+            return _checked(folder / choose(files, what=str(folder), form="gguf").name)
+        except NoClearChoice as error:
+            each = (f"{folder / choice.name} ({words_for(choice.size)})" for choice in error.candidates)
+            words = f"{folder} holds {len(error.candidates)} models; name the one to load: {', '.join(each)}"
+            raise LoadFailed(words if error.candidates else str(error), permanent=True) from None
     if not _DESCRIBED.isdisjoint(names) or any(name.endswith(".onnx") for name in names):
         return folder
     raise LoadFailed(
@@ -230,6 +225,20 @@ def _in_folder(folder: Path) -> Path:
         "no ONNX file",
         permanent=True,
     )
+
+
+def _picked(folder: Path, glob: str, what: str) -> Path:
+    """Return the file in a folder, or below it, that a pattern chooses. Raises LoadFailed (permanent)."""
+    files = [
+        RepoFile(os.path.relpath(os.path.join(each.path, name), folder), file.size)
+        for each in walk(str(folder))
+        for name, file in each.files.items()
+        if not file.problem
+    ]
+    try:
+        return _checked(folder / choose(files, glob, what=what).name)
+    except NoClearChoice as error:
+        raise LoadFailed(str(error), permanent=True) from None
 
 
 def _near(path: Path) -> str:

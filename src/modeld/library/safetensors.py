@@ -106,13 +106,17 @@ def weights_in(folder: Path) -> list[Path]:
     ]
     chosen = [path for path in found if path.suffix == ".safetensors"]
     chosen = chosen or [path for path in found if path.suffix in (".bin", ".pt", ".pth", ".onnx", ".gguf")]
-    there = set(chosen)
-    return sorted(path for path in chosen if not (_plain(path) != path and _plain(path) in there))
+    there = {str(path) for path in chosen}
+    return sorted(
+        path for path in chosen if not (plain_name(str(path)) != str(path) and plain_name(str(path)) in there)
+    )
 
 
-def _plain(path: Path) -> Path:
-    first, _, rest = path.name.partition(".")
-    return path.with_name(f"{first}.{rest.rpartition('.')[2]}")
+def plain_name(path: str) -> str:
+    """Return a file's name without what tells its precision: x.fp16.safetensors is x.safetensors."""
+    folder, slash, name = path.rpartition("/")
+    first, _, rest = name.partition(".")
+    return f"{folder}{slash}{first}.{rest.rpartition('.')[2]}"
 
 
 def _counted(file: Path) -> dict[str, int]:

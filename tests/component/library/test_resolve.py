@@ -242,6 +242,27 @@ async def test_local_files_and_folders(tmp_path: Path) -> None:
     assert await resolver.resolve("org/safetensors", Reports()) == tmp_path / "org" / "safetensors"
 
 
+async def test_a_pattern_chooses_in_a_folder(tmp_path: Path) -> None:
+    """A folder in the place of a repository is chosen from as that would be, below it too."""
+    resolver = Resolver(tmp_path / "cache", tmp_path)
+    for name in ("m-Q4_K_M.gguf", "m-Q8_0.gguf", "sub/m-F16.gguf", "mmproj-F16.gguf"):
+        (tmp_path / "org" / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "org" / "repo" / name).write_text("x")
+    folder = tmp_path / "org" / "repo"
+    assert await resolver.resolve("org/repo:*Q8_0.gguf", Reports()) == folder / "m-Q8_0.gguf"
+    assert await resolver.resolve("org/repo:q4_k_m", Reports()) == folder / "m-Q4_K_M.gguf"
+    assert await resolver.resolve("org/repo:sub/*", Reports()) == folder / "sub/m-F16.gguf"
+    with pytest.raises(
+        LoadFailed, match=r"holds 2 models that fit '\*Q\*'; choose one: org/repo:m-Q4_K_M"
+    ) as caught:
+        await resolver.resolve("org/repo:*Q*", Reports())
+    assert caught.value.permanent
+    with pytest.raises(
+        LoadFailed, match=r"nothing there fits 'Q2_K'; choose one: .*sub/m-F16\.gguf \(0\.0 MB\)"
+    ):
+        await resolver.resolve("org/repo:Q2_K", Reports())
+
+
 async def test_a_pipeline_s_folder_is_a_model(tmp_path: Path) -> None:
     """diffusers' own index, with the weights in subfolders, is enough."""
     (tmp_path / "model_index.json").write_text("{}")
@@ -264,7 +285,7 @@ async def test_local_mistakes_are_permanent_and_named(tmp_path: Path) -> None:
         "empty.gguf": "is empty (0 bytes)",
         "pipe.gguf": "neither a file nor a folder",
         "./none": "is a folder without a model",
-        "./two": f"holds 2 GGUF files; name the one to load, e.g. {tmp_path}/two/a.gguf",
+        "./two": f"holds 2 models; name the one to load: {tmp_path}/two/a.gguf (",
         "./" + "x" * 300: "File name too long",
         "org/repo:*Q4.gguf": "pulling from a model hub is not in this version",
         "nothing": "names no model",
