@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from modeld.errors import Overloaded, StoreFailed
+from modeld.errors import ModeldError, Overloaded, StoreFailed
 from modeld.gateway.encoding import dumps
 from modeld.gateway.sse import escape_separators
 from modeld.ids import Identity
@@ -26,7 +26,7 @@ from modeld.responses.events import TERMINAL, StreamEvent, payload
 from modeld.responses.history import UNFINISHED
 from modeld.responses.items import Response
 from modeld.responses.outlets import body, done
-from modeld.responses.prepare import Prepared
+from modeld.responses.prepare import Prepared, release
 from modeld.store.responses import Done, Draft, Origin, Stored
 from modeld.supervisor.admission import Priority
 
@@ -198,6 +198,13 @@ class Background:
         It is stored when this returns, and goes on whatever becomes of the caller. Raises Overloaded and
         StoreFailed.
         """
+        try:
+            return await self._submit(prepared, streamed)
+        except ModeldError:
+            await release(self.context, prepared)
+            raise
+
+    async def _submit(self, prepared: Prepared, streamed: bool) -> Response:
         if len(self._records) >= self.context.most_background:
             raise Overloaded(
                 f"{len(self._records)} background responses are unfinished, the limit is "

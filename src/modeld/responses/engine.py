@@ -35,7 +35,7 @@ from modeld.responses.inputs import Item
 from modeld.responses.items import Response
 from modeld.responses.mcp.session import CallResult, Toolbox
 from modeld.responses.mcp.tools import RemoteTool, choose, expose
-from modeld.responses.prepare import Prepared, context_length, read_messages
+from modeld.responses.prepare import Prepared, context_length, read_messages, release
 from modeld.responses.request import ENCRYPTED, to_task
 from modeld.responses.translator import HeldCall, Translator
 from modeld.responses.truncation import fitted
@@ -136,6 +136,12 @@ class Run:
         Raises ModeldError as long as the outlet has not started; after that a failure is the response's end.
         ConnectionError of the outlet, and cancellation, pass through.
         """
+        try:
+            return await self._go()
+        finally:
+            await release(self._context, self.prepared)
+
+    async def _go(self) -> Response:
         try:
             await self._work()
             await self._send(self.translator.settle())
@@ -305,6 +311,8 @@ class Run:
         calls = [
             (answer.label, answer.name, answer.arguments, answer.request) for answer in self.prepared.approved
         ]
+        if calls:
+            self.prepared.claimed = ()  # from here on they are used up, whatever comes of it
         await self._run(toolbox, calls)
 
     async def _serve(self, toolbox: Toolbox, held: Sequence[HeldCall]) -> bool:
@@ -411,11 +419,12 @@ class Run:
     # --- ends -----------------------------------------------------------------------------------------------
 
     async def _keep(self, terminal: StreamEvent) -> None:
+        prepared = self.prepared
         if self._asked:
-            prepared = self.prepared
-            expires = self._context.expires(prepared.created, store=True)
+            expires = self._context.expires(self._now(), store=True)
             await self._context.approvals.ask(prepared.identity, self._asked, expires)
         await self._outlet.keep(self.response, terminal)
+        prepared.claimed = ()
 
     async def _fail(self, error: Exception) -> None:
         """End as failed: an event that says why, and the terminal one, which is stored if possible."""

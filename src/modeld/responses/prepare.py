@@ -6,8 +6,10 @@ stream, on a socket and in the background alike.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
+from modeld.errors import StoreFailed
 from modeld.gateway import routing
 from modeld.gateway.decoding import missing
 from modeld.gateway.families.chat import pictures
@@ -33,6 +35,8 @@ from modeld.responses.request import (
 from modeld.store.responses import Origin
 from modeld.supervisor.states import Status
 
+log = logging.getLogger("modeld.responses")
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -52,6 +56,8 @@ class Prepared:
     choice: ToolChoice
     servers: tuple[McpServer, ...]
     approved: tuple[Answer, ...]
+    claimed: tuple[str, ...] = ()
+    """The approval requests that are answered by this one, for or against."""
 
     @property
     def stored(self) -> bool:
@@ -111,7 +117,18 @@ async def prepare(
         raise missing("input", "there is nothing to answer")
     if answered and not dry:
         check_verdicts(await context.approvals.claim(identity, [answer.call for answer in answered]))
+        prepared.claimed = tuple(answer.request for answer in answered)
     return prepared
+
+
+async def release(context: Context, prepared: Prepared) -> None:
+    """Let the answers of a request be given again, because nothing was done with them."""
+    claimed, prepared.claimed = prepared.claimed, ()
+    if claimed:
+        try:
+            await context.approvals.release(prepared.identity, claimed)
+        except StoreFailed as failure:
+            log.warning("answers to approval requests stay used up: %s", failure)
 
 
 async def read_messages(

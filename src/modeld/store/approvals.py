@@ -50,7 +50,9 @@ class Approvals:
         async with self._db.write() as transaction:
             for id, call in wanted.items():
                 rows = await transaction.fetch(
-                    "SELECT digest, answered FROM approval WHERE identity = ? AND id = ?", (identity, id)
+                    "SELECT digest, answered FROM approval WHERE identity = ? AND id = ? "
+                    "AND (expires IS NULL OR expires > ?)",
+                    (identity, id, self._db.clock.time()),
                 )
                 if not rows:
                     verdicts[id] = "unknown"
@@ -64,6 +66,14 @@ class Approvals:
                     [(identity, id) for id in wanted],
                 )
         return verdicts
+
+    async def release(self, identity: Identity, ids: Iterable[str]) -> None:
+        """Take back a claim with which nothing was done: these requests may be answered again."""
+        async with self._db.write() as transaction:
+            await transaction.execute_many(
+                "UPDATE approval SET answered = 0 WHERE identity = ? AND id = ?",
+                [(identity, id) for id in ids],
+            )
 
     async def sweep(self, now: float) -> int:
         """Forget what nobody can answer any more; returns how many."""
