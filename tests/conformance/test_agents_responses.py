@@ -22,16 +22,18 @@ from agents import (
     OpenAIResponsesWSModel,
     RunConfig,
     Runner,
+    SQLiteSession,
     function_tool,
 )
+from agents.memory import OpenAIResponsesCompactionSession
 from openai.types.responses.tool_param import Mcp
 
-from tests.conformance.python_sdk import OPTIONS
+from tests.conformance.python_sdk import LENIENT, OPTIONS
 from tests.conformance.questions import Weather
-from tests.conformance.responses_daemon import ANSWER, SUM, scripted
+from tests.conformance.responses_daemon import ANSWER, SCRIPTS, SUM, scripted
 from tests.harness.daemon import Daemon
 from tests.harness.mcp_server import Server, mcp_server
-from tests.harness.models import llama
+from tests.harness.models import fake, llama
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,7 +47,9 @@ QUESTION = "What is the weather in Paris?"
 async def daemon(demo_gguf: Any) -> AsyncIterator[Daemon]:
     """Run a daemon with SmolLM2 and scripted models."""
     names = ("thinker", "caller", "remote", "passer")
-    async with scripted(*names, more=(llama("plain", demo_gguf),)) as started:
+    # The SDK compacts with models that have a name of OpenAI's only.
+    summing_up = {**fake("summing_up", **SCRIPTS["chatty"]), "aliases": ["gpt-4.1"]}
+    async with scripted(*names, more=(llama("plain", demo_gguf), summing_up)) as started:
         yield started
 
 
@@ -184,6 +188,30 @@ async def test_a_session(models: Models) -> None:
     assert lengths[0] < lengths[1]
     assert len(await session.get_items()) == 6
     await session.clear_session()
+
+
+@pytest.mark.parametrize("mode", ["input", "previous_response_id"])
+async def test_a_session_that_is_compacted(
+    models: Models, mode: Literal["input", "previous_response_id"]
+) -> None:
+    """A session whose items are compacted after each run goes on from what is left: the user's words, and an
+    item that the server can read.
+    """
+    lenient = models.client.copy(_extra_kwargs=LENIENT)  # as for compaction elsewhere
+    session = OpenAIResponsesCompactionSession(
+        "session",
+        SQLiteSession("session"),
+        client=lenient,
+        model="gpt-4.1",
+        compaction_mode=mode,
+        should_trigger_compaction=lambda context: True,
+    )
+    agent = models.agent("thinker")
+    for _ in range(2):
+        result = await Runner.run(agent, QUESTION, session=session, run_config=QUIET)
+        assert result.final_output == ANSWER
+    kinds = [item.get("type") for item in await session.get_items()]
+    assert kinds == ["message", "message", "compaction"]
 
 
 def hosted(server: Server, approval: Literal["always", "never"]) -> Mcp:
