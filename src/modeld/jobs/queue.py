@@ -22,6 +22,9 @@ _log = logging.getLogger("modeld.jobs")
 AT_ONCE = 500
 """Submissions that go into one transaction; the others wait for the next."""
 
+GATHER_S = 0.003
+"""Seconds for more submissions to come, where they come side by side."""
+
 
 class _Submission:
     __slots__ = ("draft", "stored")
@@ -127,6 +130,8 @@ class Queue:
                 del self._submissions[:AT_ONCE]
                 if batch:
                     await self._store(batch)
+                if len(batch) > 1:  # who comes alone need not wait for others
+                    await asyncio.sleep(GATHER_S)
 
     async def _store(self, batch: list[_Submission]) -> None:
         try:
