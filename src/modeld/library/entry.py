@@ -18,9 +18,10 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     `path`: absolute; what a configuration has after `model:`, the file (the first, of several) or the folder.
     `files`: of the weights, by name below the folder of `path`; `size`: their bytes. `missing`: pieces that
     are not there. `mmproj`: paths of the projectors that belong to it; the first is the one that llama.cpp's
-    loader takes. `capabilities`: in the words of `protocol.messages.Facts`, the projector's included; of
-    what the engine may add nothing is known. `loader` and `usecase`: what a configuration would have; ""
-    where there is none. `changed`: when the newest of its files was, in seconds since 1970.
+    loader takes, and `projector` what that says of itself. `capabilities`: in the words of
+    `protocol.messages.Facts`, the projector's included; of what the engine may add nothing is known. `loader`
+    and `usecase`: what a configuration would have; "" where there is none. `changed`: when the newest of its
+    files was, in seconds since 1970.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     metadata: Metadata | None = None
     about: About | None = None
+    projector: Metadata | None = None
 
 
 _LOADERS = {"safetensors": "vllm", "diffusers": "diffusers", "ggml": "whispercpp", "onnx": "sherpa_onnx"}

@@ -200,7 +200,8 @@ def _with_projectors(folder: Folder, entries: list[Entry]) -> list[Entry]:
         # Beside a single model they all are its own, in several precisions.
         mine = [first, *sorted(projectors.keys() - {first})] if len(models) == 1 else [first]
         taken.update(mine)
-        vision = (projectors[first].metadata or Metadata(format="gguf", size=0)).vision
+        metadata = projectors[first].metadata
+        vision = metadata.vision if metadata else None
         more = tuple(
             word
             for word, able in (("vision", vision and vision.images), ("audio", vision and vision.audio))
@@ -209,6 +210,7 @@ def _with_projectors(folder: Folder, entries: list[Entry]) -> list[Entry]:
         changed[model.path] = replace(
             model,
             mmproj=tuple(os.path.join(folder.path, name) for name in mine),
+            projector=metadata,
             capabilities=(*model.capabilities, *(word for word in more if word not in model.capabilities)),
         )
     left = [each for each in entries if os.path.basename(each.path) not in taken]

@@ -217,6 +217,8 @@ async def test_projectors_belong_to_their_models(tmp_path: Path) -> None:
     one = found["one/m.gguf"]
     assert one.mmproj == (str(tmp_path / "one/mmproj-f16.gguf"), str(tmp_path / "one/mmproj-f32.gguf"))
     assert one.capabilities[-2:] == ("vision", "audio")
+    assert one.projector is not None
+    assert one.projector.size == len(projector())
     assert found["two/a.gguf"].mmproj == (str(tmp_path / "two/mmproj-a.gguf"),)
     assert "vision" not in found["two/b.gguf"].capabilities
     assert found["two/mmproj-other.gguf"].kind == "mmproj"

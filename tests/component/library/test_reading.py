@@ -2,18 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+from gguf import GGUFReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from modeld.library import reading
+from modeld.library import gguf, reading
 from modeld.library.about import Answer
+from modeld.library.header import read as read_header
 from modeld.library.reading import read_models
+from modeld.library.window import Refused
+from tests.component.library import tiny_models
 from tests.unit.library.gguf_bytes import As, chat_model, header, tensor, whole
 
 RUN = "import re, sys\nfrom modeld.library import gguf\n"
@@ -138,6 +148,64 @@ async def test_sizes_beyond_all_sense(tmp_path: Path) -> None:
     sizes, shape = await read_models([[path], [huge]])
     assert sizes.error == f"{path} is cut short or damaged: its sizes are beyond all sense"
     assert "its tensor 't' is of (4611686018427387904,) numbers" in shape.error
+
+
+@pytest.mark.parametrize("make", [tiny_models.grouped, tiny_models.windowed, tiny_models.hybrid])
+def test_the_reference_reader_finds_the_same(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    """Keys, tensors, their sizes and places are those that the gguf package's own reader finds."""
+    _compare(make(tmp_path / "m.gguf"))
+
+
+def test_the_reference_reader_finds_the_same_in_a_real_model(demo_gguf: Path) -> None:
+    """The same for a model with a real vocabulary."""
+    _compare(demo_gguf)
+
+
+def _compare(path: Path) -> None:
+    reference = GGUFReader(path)
+    ours, size = gguf._header(path, None)
+    tensors = gguf._tensors(ours, size)
+    assert [(each.name, list(each.shape), each.type, each.size) for each in tensors] == [
+        (each.name, each.shape.tolist(), each.tensor_type.name, int(each.n_bytes))
+        for each in reference.tensors
+    ]
+    assert [each.end - each.size for each in tensors] == [int(each.data_offset) for each in reference.tensors]
+    fields = {name: field for name, field in reference.fields.items() if not name.startswith("GGUF.")}
+    assert fields.keys() == ours.keys.keys() | ours.lengths.keys()
+    for name, value in ours.keys.items():
+        assert fields[name].contents() == value
+    for name, length in ours.lengths.items():
+        assert len(fields[name].contents()) == length
+
+
+def test_a_real_header_cut_short_anywhere(tmp_path: Path) -> None:
+    """A model's header is refused in words wherever it ends, and its tensors wherever they end."""
+    content = tiny_models.grouped(tmp_path / "m.gguf", embedding=32, inner=32, layers=1).read_bytes()
+    ours, _ = gguf._header(tmp_path / "m.gguf", None)
+    for length in range(ours.data):
+        with contextlib.suppress(Refused):
+            read_header(io.BytesIO(content[:length]), length)
+            assert length > content.index(b"output_norm.weight"), "only the padding may be missing"
+    for length in range(ours.data, len(content), 97):
+        said = gguf.answer([put(tmp_path, "cut.gguf", content[:length])])
+        assert "is cut short: its tensors take" in said.error
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_real_header_damaged_anywhere(data: st.DataObject) -> None:
+    """Whatever bytes are changed, there is an answer that can be written down and read."""
+    content = bytearray(chat_model(**{"llama.attention.key_length": 4, "llama.rope.freq_base": As("f", 1.0)}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + 1] = data.draw(st.binary(max_size=9))
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        said = gguf.answer([Path(file.name)])
+    assert (said.metadata is None) == bool(said.error or said.unknown)
+    again = msgspec.json.decode(msgspec.json.encode(said), type=Answer)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(again), type=Answer) == again
 
 
 @linux
