@@ -30,7 +30,7 @@ def page(query: MultiMapping[str]) -> Page:
     """Read what a query asks for. Raises BadRequest."""
     check_include(query)
     text = query.get("limit", str(USUAL))
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MOST:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= MOST:
         raise invalid("limit", f"expected 1 to {MOST}, got {text[:40]!r}")
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
