@@ -11,12 +11,13 @@ import pytest
 
 from modeld.errors import StoreFailed
 from modeld.jobs.limits import JobLimits
+from modeld.jobs.mass.routes import SHIM
 from modeld.protocol.messages import Facts
 from modeld.protocol.tasks import EmbedTask, Task, TokenizeTask, Tokens, Usage, Vector
 from modeld.store.jobs import Jobs
 from tests.component.jobs.served import PREFIX, USER, JobPool, echo, serving, texts
 from tests.fakes.clock import FakeClock
-from tests.fakes.pool import Answer, model, said
+from tests.fakes.pool import Answer, FakePool, model, said
 
 EMBEDDER = model("vectors", usecase="embed", facts=Facts(loader="fake", device="cpu", dimensions=2))
 
@@ -339,3 +340,102 @@ async def test_curl_is_enough(tmp_path: Path) -> None:
         status, body = await curl(f"Jobs/{id}", "-X", "DELETE")
         assert status == "404"
         assert set(json.loads(body)) == {"error"}
+
+
+ROUTES = [
+    *(("POST", method) for method in ("Chat", "BatchChat", "Embed", "BatchEmbed", "Tokenize")),
+    ("GET", "Jobs/x"),
+    ("DELETE", "Jobs/x"),
+    ("GET", "Models"),
+    ("GET", "Models/Detail"),
+]
+SHIMS = [
+    ("POST", "chat/completions"),
+    ("POST", "embeddings"),
+    ("GET", "models"),
+    ("GET", "models/tiny"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *((method, f"{PREFIX}/{path}") for method, path in ROUTES),
+        *((method, f"{SHIM}/{path}") for method, path in SHIMS),
+    ],
+)
+async def test_every_route_is_behind_the_edge(tmp_path: Path, method: str, path: str) -> None:
+    """No key, a wrong key, a foreign name of this machine, a foreign web page that would change something:
+    each is refused, as MASS tells errors at its own paths and as OpenAI does at the shim.
+    """
+    async with serving(tmp_path, keys=("one",)) as api:
+        good = {"authorization": "Bearer one"}
+        tries: list[tuple[dict[str, str], int]] = [
+            ({}, 401),
+            ({"authorization": "Bearer two"}, 401),
+            ({**good, "host": "evil.example"}, 403),
+        ]
+        if method != "GET":
+            tries.append(({**good, "origin": "https://evil.example"}, 403))
+        for headers, status in tries:
+            async with api.http.request(method, api.url + path, json={}, headers=headers) as response:
+                assert response.status == status
+                error = (await response.json())["error"]
+                assert isinstance(error, str if path.startswith(PREFIX) else dict)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "Chat", 405), ("PUT", "Jobs/x", 405), ("GET", "Nothing", 404), ("POST", "Models", 405)],
+)
+async def test_what_is_not_there_is_told_as_mass_tells_it(
+    tmp_path: Path, method: str, path: str, status: int
+) -> None:
+    """Also by the router."""
+    async with serving(tmp_path) as api:
+        response, answer = await api.ask(method, path)
+        assert response.status == status
+        assert isinstance(answer["error"], str)
+
+
+async def test_a_defect_gives_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 with the request's id, which the log explains."""
+
+    async def fail(self: Jobs, identity: str | None, id: str) -> Any:
+        raise RuntimeError("secret")
+
+    async with serving(tmp_path) as api:
+        monkeypatch.setattr(Jobs, "get", fail)
+        response, answer = await api.ask("GET", "Jobs/x")
+        assert response.status == 500
+        assert response.headers["x-request-id"] in answer["error"]
+        assert "secret" not in answer["error"]
+
+
+async def test_openais_routes_answer_at_masss_prefix(tmp_path: Path) -> None:
+    """The same handlers, for the default gateway's models."""
+
+    class Interactive(JobPool):
+        """Takes calls that people wait for."""
+
+        open = FakePool.open  # type: ignore[assignment]
+
+    pool = Interactive(answer=everything)
+    pool.models["vectors"] = EMBEDDER
+    async with serving(tmp_path, pool) as api:
+        body = {"model": "tiny", "messages": [USER]}
+        async with api.http.post(f"{api.url}{SHIM}/chat/completions", json=body) as response:
+            assert response.status == 200
+            assert (await response.json())["choices"][0]["message"]["content"] == "hi"
+        async with api.http.post(
+            f"{api.url}{SHIM}/chat/completions", json={**body, "stream": True}
+        ) as response:
+            assert (await response.read()).endswith(b"data: [DONE]\n\n")
+        async with api.http.post(
+            f"{api.url}{SHIM}/embeddings", json={"model": "vectors", "input": "x"}
+        ) as response:
+            assert (await response.json())["data"][0]["embedding"] == [1.0, 0.5]
+        async with api.http.get(f"{api.url}{SHIM}/models") as response:
+            assert [card["id"] for card in (await response.json())["data"]] == ["tiny", "vectors"]
+        async with api.http.get(f"{api.url}{SHIM}/models/tiny") as response:
+            assert (await response.json())["id"] == "tiny"

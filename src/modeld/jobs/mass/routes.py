@@ -5,16 +5,16 @@ Models are those of the default gateway.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, cast
 
+import msgspec
 from aiohttp import web
 
-from modeld.errors import BadRequest, ModeldError, NotFound
-from modeld.gateway import envelope, routing
+from modeld.errors import BadRequest, NotFound
 from modeld.gateway import exchange as exchanges
+from modeld.gateway import routing
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.encoding import dumps
 from modeld.gateway.families import embeddings, models
@@ -44,22 +44,33 @@ DESCRIBE: web.AppKey[Describe] = web.AppKey("describe_model")
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _plainly(handler: Handler) -> Handler:
-    """Answer errors as MASS does: `{"error": text}`, with the status and headers they have everywhere."""
+class _Message(msgspec.Struct):
+    message: str
 
-    @functools.wraps(handler)
-    async def answering(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except ModeldError as error:
-            exchange = request[exchanges.KEY]
-            if envelope.row_of(error) is envelope.BUG:
-                raise
-            response = envelope.to_response(error, exchange.id)
-            response.body = dumps({"error": error.message.encode("utf-8", "replace").decode()})
-            return response
 
-    return answering
+class _Envelope(msgspec.Struct):
+    error: _Message
+
+
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+
+
+@web.middleware
+async def plainly(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors as MASS does, `{"error": text}`, with the status and headers they have everywhere.
+
+    It goes around everything else: who is refused before any handler is told in the same way.
+    """
+    response = await handler(request)
+    if (
+        response.status >= 400
+        and request.path.startswith(f"{PREFIX}/")
+        and isinstance(response, web.Response)
+    ):
+        body = response.body
+        if isinstance(body, bytes):
+            response.body = dumps({"error": _ENVELOPE.decode(body).error.message})
+    return response
 
 
 # --- submit -------------------------------------------------------------------------------------------------
@@ -207,13 +218,14 @@ def _json(body: object) -> web.Response:
 def add_routes(app: web.Application, queue: Queue) -> None:
     """Register the routes."""
     app[QUEUE] = queue
+    app.middlewares.insert(0, plainly)
     add = app.router
     for method in KIND_OF:
-        add.add_post(f"{PREFIX}/{method}", _plainly(submit), expect_handler=expect)
-    add.add_get(f"{PREFIX}/Jobs/{{id}}", _plainly(show))
-    add.add_delete(f"{PREFIX}/Jobs/{{id}}", _plainly(cancel))
-    add.add_get(f"{PREFIX}/Models", _plainly(list_models))
-    add.add_get(f"{PREFIX}/Models/Detail", _plainly(detail))
+        add.add_post(f"{PREFIX}/{method}", submit, expect_handler=expect)
+    add.add_get(f"{PREFIX}/Jobs/{{id}}", show)
+    add.add_delete(f"{PREFIX}/Jobs/{{id}}", cancel)
+    add.add_get(f"{PREFIX}/Models", list_models)
+    add.add_get(f"{PREFIX}/Models/Detail", detail)
     add.add_post(f"{SHIM}/chat/completions", chat.create, expect_handler=expect)
     add.add_post(f"{SHIM}/embeddings", embeddings.create, expect_handler=expect)
     add.add_get(f"{SHIM}/models", models.list_models)
