@@ -101,10 +101,10 @@ async def test_a_box_that_nobody_uses_asks_nobody(server: Server, opened: Opened
 
 @pytest.mark.parametrize("path", CANCELLING)
 async def test_leaving_ends_the_session(server: Server, opened: Opened, path: str) -> None:
-    """With a call under way as well: the server is told, no task is left."""
+    """With a call under way as well: the server is told, no task is left, and no limit of time is needed."""
     before = asyncio.all_tasks()
     mark = f"leaving {path}"
-    async with opened(server.at(path)) as box:
+    async with asyncio.timeout(60), opened(server.at(path), limits={"close_s": 600}) as box:
         hanging = asyncio.ensure_future(box.call("x", "hang", json.dumps({"mark": mark})))
         await server.seen("hang", "begin", mark=mark)
     result = await hanging
