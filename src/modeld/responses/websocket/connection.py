@@ -204,7 +204,7 @@ class Connection:
 
         Raises Gone when the client has left, or has read nothing for the stall limit.
         """
-        if self._socket.closed:
+        if self._socket.closed or (self._farewell is not None and not self._stopping):
             raise Gone("the socket is closed")
         try:
             for text in texts:
@@ -254,13 +254,13 @@ class Connection:
                 self._unheard += 1
                 if not transport.get_write_buffer_size():  # else there is something to read already
                     await self._socket.ping()
-            await self._refuse(
-                BadRequest(
-                    "Responses websocket connection limit reached (60 minutes). Create a new websocket "
-                    "connection to continue.",
-                    code="websocket_connection_limit_reached",
-                )
+            over = BadRequest(
+                "Responses websocket connection limit reached (60 minutes). Create a new websocket "
+                "connection to continue.",
+                code="websocket_connection_limit_reached",
             )
+            # Nothing is sent behind this but the close, so it does not wait for a client that reads slowly.
+            await self._socket.send_frame(frames.refusal(over, self._exchange.id), WSMsgType.TEXT)
             self.leave(WSCloseCode.OK, "connection limit reached")
 
     async def _close(self, code: int, reason: bytes) -> None:
