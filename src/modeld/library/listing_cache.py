@@ -12,11 +12,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from modeld import __version__
 from modeld.library.entry import Entry
 from modeld.library.walk import Found
 
-FORMAT = 1
-"""Raised whenever what is kept, or how it is read from a file, changes."""
+FORMAT = f"1 {__version__}"
+"""What is kept is good for one version: the next may know more of the same file. The number is raised when
+a change of what is kept needs it before that.
+"""
 
 NAME = "models.msgpack"
 
@@ -36,7 +39,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    format: int
+    format: str
     rows: dict[str, Row]
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 READ_S = 60.0
 """Seconds that reading one model's header may take; a disk that is slower gives its size only."""
 
-AT_ONCE = 2
-"""Readers that share the work."""
+MOST_READERS = 4
+"""Readers that share the work, where there are as many cores: each has up to 100 MB while it runs."""
 
 _BATCH = 16
 """Models that a reader is given at once, so that it never waits for the next."""
@@ -52,7 +52,7 @@ async def read_models(jobs: Sequence[Job]) -> list[Answer]:
             await _reader(jobs, waiting, answers)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(AT_ONCE, -(-len(waiting) // _BATCH))):
+        for _ in range(min(MOST_READERS, os.cpu_count() or 1, -(-len(waiting) // _BATCH))):
             group.create_task(work())
     return [answer or Answer(trouble="it was not read") for answer in answers]
 
