@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -369,7 +370,14 @@ def _app(events: Any, plain: Any) -> Callable[[Scope, Receive, Send], Awaitable[
     return app
 
 
+def _end_with_parent() -> None:
+    """End when whoever started this does, also when that is killed."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 async def _serve() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     listening = socket.create_server(("127.0.0.1", 0))
     # Inherited by all connections, for which asyncio itself sets it only on sockets of another maker.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

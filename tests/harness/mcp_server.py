@@ -75,7 +75,7 @@ def serving() -> Iterator[Server]:
         log = Path(folder) / "calls"
         log.touch()
         command = [sys.executable, "-P", str(PROGRAM), str(log)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             try:
                 assert process.stdout is not None
                 yield Server(f"http://127.0.0.1:{int(process.stdout.readline())}", log, process)
