@@ -79,6 +79,9 @@ async def reclaim(
     )
     for (key,) in left:
         async with db.write() as transaction:
+            job = await read(transaction, key)
+            if job is None or job.over:  # meanwhile
+                continue
             text = f"modeld ended {most_attempts} times while it worked on this, so it is not tried again"
             failed = await transaction.execute(
                 "UPDATE job_item SET state = 3, result = ?, request = NULL "

@@ -242,11 +242,13 @@ class Jobs:
         ended: list[Job] = []
         for (key,) in late:
             async with self._db.write() as transaction:
+                job = await _job(transaction, key)
+                if job is None or job.over:  # meanwhile
+                    continue
                 await job_ends.end_rest(
                     transaction, key, "error", "expired", job_ends.LATE, self._db.clock.time(), keep_s
                 )
-                if (job := await _job(transaction, key)) is not None and job.over:
-                    ended.append(job)
+                ended += [job] if (job := await _job(transaction, key)) is not None else []
         return ended
 
     async def delete(self, identity: str | None, id: str) -> bool:

@@ -16,8 +16,10 @@ from modeld.errors import (
 )
 from modeld.jobs import rules
 from modeld.jobs import runner as runner_module
+from modeld.jobs.limits import JobLimits
 from modeld.protocol.tasks import Task, Text
 from tests.component.jobs.served import JobPool, counted, echo, number_of, serving, texts
+from tests.fakes.clock import FakeClock
 from tests.fakes.pool import Answer, said
 
 
@@ -182,8 +184,6 @@ async def test_a_job_past_its_deadline_is_an_error_and_its_work_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done stays done; what is at work is cancelled."""
-    from modeld.jobs.limits import JobLimits
-
     monkeypatch.setattr(runner_module, "BEAT_S", 0.01)
     pool = JobPool(answer=lambda model, task: said() if number_of(task) < 1 else [], free=1)
     async with serving(tmp_path, pool, limits=JobLimits(patience_s=0.3)) as api:
@@ -192,3 +192,34 @@ async def test_a_job_past_its_deadline_is_an_error_and_its_work_is_cut_off(
         assert told["error"] == "the job had not ended by its deadline"
         await pool.until(lambda: pool.open_calls == 0)
         assert pool.begun[1].cancelled
+
+
+async def test_what_waits_is_measured_and_what_has_expired_is_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Depth, age of the oldest, how long jobs waited and how they ended; rows go when their time is over."""
+    monkeypatch.setattr(runner_module, "BEAT_S", 0.01)
+    monkeypatch.setattr(runner_module, "SWEEP_S", 0.0)
+    clock = FakeClock()
+    pool = JobPool(answer=lambda model, task: [], free=1)
+    async with serving(tmp_path, pool, clock=clock, limits=JobLimits(keep_s=60.0)) as api:
+
+        def value(name: str, **labels: str) -> float:
+            return api.metrics.registry.get_sample_value(f"modeld_{name}", labels) or 0.0
+
+        id = await api.batch(5)
+        await pool.until(lambda: len(pool.begun) == 1 and pool.open_calls == 2)
+        clock.advance(30.0)
+        async with asyncio.timeout(20):
+            while value("job_oldest_seconds") != 30.0 or value("job_items_waiting") != 3:
+                await asyncio.sleep(0.01)
+        assert value("jobs", status="processing") == 1
+        assert value("job_wait_seconds_count", kind="batch_chat") == 1
+        await api.ask("DELETE", f"Jobs/{id}")
+        assert value("jobs_ended_total", kind="batch_chat", status="cancelled") == 1
+        assert await api.rows("job_item") == 5
+        clock.advance(60.0)
+        async with asyncio.timeout(20):
+            while await api.rows("job") or value("job_oldest_seconds"):
+                await asyncio.sleep(0.01)
+        assert await api.rows("job_item") == 0
