@@ -52,6 +52,10 @@ class Call:
             self._error = error
             self._done()
 
+    def abort(self, error: ModeldError) -> None:
+        """Cancel, and end the reader's events with an error."""
+        self.fail(error)
+
     def cancel(self) -> None:
         """Cancel; the worker ends it at once."""
         if not self.over.done():

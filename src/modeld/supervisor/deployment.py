@@ -281,22 +281,27 @@ class Deployment:
                 self.unload("left", "nobody waits for it")
 
     def _choose(self, ticket: Ticket) -> Replica | None:
-        memory = self._world.memory
         if len(self._replicas) == 1:
             (replica,) = self._replicas.values()
             if not replica.open or replica.in_flight >= replica.slots:
                 return None
-            return None if memory.contended and memory.closed(replica.key, ticket.seq) else replica
+            return None if self._closed(replica, ticket) else replica
         candidates = {
             replica.key: replica
             for replica in self._replicas.values()
-            if replica.open and not (memory.contended and memory.closed(replica.key, ticket.seq))
+            if replica.open and not self._closed(replica, ticket)
         }
         choices = [
             routing.Choice(key, replica.in_flight, replica.slots) for key, replica in candidates.items()
         ]
         chosen = routing.choose(choices, ticket.affinity)
         return None if chosen is None else candidates[chosen]
+
+    def _closed(self, replica: Replica, ticket: Ticket) -> bool:
+        memory = self._world.memory
+        return memory.contended and memory.closed(
+            replica.key, ticket.seq, makes_way=ticket.give_way is not None
+        )
 
     def _grant(self, ticket: Ticket, replica: Replica) -> None:
         replica.in_flight += 1
@@ -349,7 +354,8 @@ class Deployment:
         )
         since = min((number for number in (oldest, self._order) if number is not None), default=0)
         active = first and not self._passive and (oldest is not None or self._order is not None)
-        return Standing(active, since, self.spec.priority, self._forced and active)
+        patient = self._order is None and self.tickets.only_yielding
+        return Standing(active, since, self.spec.priority, self._forced and active, patient)
 
     def usage(self, replica: Replica) -> Usage:
         """Say how much a replica is used."""
@@ -397,6 +403,10 @@ class Deployment:
             self.unload("evicted", reason)
         else:
             replica.again(reason, cause="evicted")
+
+    def make_way(self, replica: Replica) -> None:
+        """Somebody waits for a replica's memory: calls that make way for others end."""
+        self.tickets.clear(replica)
 
     def refused(self, replica: Replica, refusal: Refusal) -> None:
         """A replica gets no memory however long it waits: who waits for the model is told, with numbers."""

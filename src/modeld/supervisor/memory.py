@@ -54,6 +54,14 @@ MARGIN = 0.1
 SIZING_S = 5.0
 """Seconds for which the size of one model may hold up the loads of the others."""
 
+QUIET_S = 30.0
+"""Seconds that every loaded model must have been idle before one is evicted for jobs: who reads an answer
+will ask again.
+"""
+
+PATIENCE_S = 300.0
+"""Seconds after which jobs that wait for memory wait no longer for that: the bound on their starvation."""
+
 _SEEN = (Never.OTHERS, Never.DEVICE)
 """Refusals that rest on a look at the machine."""
 
@@ -66,6 +74,8 @@ class Standing:
     since: int
     priority: int
     forced: bool = False
+    patient: bool = False
+    """Only calls wait that make way for others: it sends nobody away that people have just used."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,10 @@ class Claimant(Protocol):
         """Stop, and give the memory back; returns at once, and no request is let in from now on."""
         ...
 
+    def make_way(self) -> None:
+        """Cut off the calls that make way for others: somebody waits for its memory."""
+        ...
+
 
 @dataclass(eq=False)
 class Lease:
@@ -136,11 +150,15 @@ class _Waiting:
     owner: Claimant
     demand: Demand
     promised: asyncio.Future[Lease]
+    placed: float
+    """Monotonic time of the claim."""
     since: int = 0
     victims: frozenset[str] = frozenset()
     overtaken: int = 0
     paid: bool = False
     """Somebody has been sent away for it."""
+    patient: bool = True
+    """As in `Standing`; also while nobody waits for it at all."""
     said: str | None = None
     """Why it waits, as its owner was told last."""
 
@@ -181,9 +199,10 @@ class Memory:
 
         That raises LoadFailed (permanent) when the demand can never fit. Cancelling withdraws the claim.
         """
-        waiting = _Waiting(owner, demand, asyncio.get_running_loop().create_future())
+        now = self._clock.monotonic()
+        waiting = _Waiting(owner, demand, asyncio.get_running_loop().create_future(), now)
         standing = owner.standing()
-        if standing.active:
+        if standing.active and not standing.patient:
             # The decision takes a look at the machine first; what others do meanwhile counts already.
             waiting.since = standing.since
             found = self.would(demand)
@@ -292,10 +311,15 @@ class Memory:
         """Whether anybody waits for memory: on the hot path nothing else is asked."""
         return bool(self._claims)
 
-    def closed(self, key: str, seq: int) -> bool:
-        """Say whether a replica may not take a request with this number: it has overtaken enough."""
+    def closed(self, key: str, seq: int, *, makes_way: bool = False) -> bool:
+        """Say whether a replica may not take a request with this number: it has overtaken enough.
+
+        One that `makes_way` overtakes nobody but its like.
+        """
         return any(
-            key in waiting.victims and seq > waiting.since and waiting.overtaken >= OVERTAKES
+            key in waiting.victims
+            and seq > waiting.since
+            and (waiting.overtaken >= OVERTAKES or (makes_way and not waiting.patient))
             for waiting in self._claims.values()
         )
 
@@ -358,6 +382,10 @@ class Memory:
             if waiting.promised.done():
                 continue
             waiting.victims = plan.victims.get(key, frozenset())
+            if not waiting.patient:
+                for victim in waiting.victims:
+                    if (holder := self._leases.get(victim)) is not None:
+                        holder.owner.make_way()
             refusal = plan.refusals.get(key)
             if refusal is not None and refusal.never is Never.EVER:
                 self._claims.pop(key)
@@ -385,7 +413,9 @@ class Memory:
             if waiting.promised.done():
                 continue  # withdrawn; its owner takes it away when it is its turn
             standing = waiting.owner.standing()
-            if not standing.active or waiting.since != standing.since:
+            active = standing.active and (not standing.patient or self._ripe(waiting, now))
+            waiting.patient = standing.patient or not standing.active
+            if not active or waiting.since != standing.since:
                 waiting.since = standing.since
                 waiting.overtaken = 0
             claims.append(
@@ -393,7 +423,7 @@ class Memory:
                     key,
                     waiting.owner.model,
                     waiting.demand,
-                    standing.active,
+                    active,
                     standing.since,
                     standing.priority,
                     standing.forced,
@@ -409,6 +439,17 @@ class Memory:
             self._cores,
             any(deadline > now for deadline in self._sizing.values()),
         )
+
+    def _ripe(self, waiting: _Waiting, now: float) -> bool:
+        """Say whether jobs alone may send models away: none is in use, or they have waited long enough."""
+        if now - waiting.placed >= PATIENCE_S:
+            return True
+        usages = (
+            lease.owner.usage()
+            for lease in self._leases.values()
+            if lease.phase is Phase.SERVING and lease.owner.model != waiting.owner.model
+        )
+        return all(usage.pinned or (not usage.in_flight and usage.idle_s >= QUIET_S) for usage in usages)
 
     def _holdings(self) -> Iterator[Holding]:
         for key, lease in self._leases.items():

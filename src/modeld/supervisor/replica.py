@@ -78,6 +78,10 @@ class Owner(Protocol):
         """A replica must make room for another model."""
         ...
 
+    def make_way(self, replica: Replica) -> None:
+        """Somebody waits for a replica's memory."""
+        ...
+
     def refused(self, replica: Replica, refusal: Refusal) -> None:
         """A replica gets no memory, and waiting does not help."""
         ...
@@ -239,6 +243,10 @@ class Replica:
         """Stop, and give the memory back."""
         self.leaving = True
         self._owner.evicted(self, reason)
+
+    def make_way(self) -> None:
+        """Cut off the calls that make way for others."""
+        self._owner.make_way(self)
 
     def _close(self) -> None:
         self.leaving = self._worker is not None

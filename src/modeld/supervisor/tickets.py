@@ -98,6 +98,11 @@ class Tickets:
         return sum(ticket.give_way is not None and not ticket.leaving for ticket in tickets)
 
     @property
+    def only_yielding(self) -> bool:
+        """Whether some wait, and all of them make way for others."""
+        return bool(self._waiting) and all(ticket.give_way is not None for ticket in self._waiting)
+
+    @property
     def oldest(self) -> int | None:
         """The sequence number of the oldest request that waits."""
         return self._waiting[0].seq if self._waiting else None
@@ -150,10 +155,19 @@ class Tickets:
         leaving = sum(ticket.leaving for ticket in self._holding)
         chosen = admission.gives_way(waiting, leaving, tuple(yielding))
         if chosen is not None:
-            ticket = yielding[chosen]
-            ticket.leaving = True
-            assert ticket.give_way is not None
-            ticket.give_way()
+            self._cut(yielding[chosen])
+
+    def clear(self, replica: Replica) -> None:
+        """Cut off the calls on a replica that yield their slots."""
+        for ticket in tuple(self._holding):
+            if ticket.replica is replica and ticket.give_way is not None and not ticket.leaving:
+                self._cut(ticket)
+
+    @staticmethod
+    def _cut(ticket: Ticket) -> None:
+        ticket.leaving = True
+        assert ticket.give_way is not None
+        ticket.give_way()
 
     def leave(self, ticket: Ticket) -> bool:
         """Take back a ticket's slot or place; tell whether a slot came free."""

@@ -9,15 +9,20 @@ import pytest
 
 from modeld.errors import Overloaded
 from modeld.ids import LOCAL
+from modeld.supervisor import memory
 from modeld.supervisor.admission import BACKGROUND_EVERY, GaveWay, Priority
 from modeld.supervisor.pool import Pool
+from modeld.supervisor.spec import ModelSpec
+from modeld.supervisor.states import State
 from modeld.supervisor.stream import Stream
-from tests.component.supervisor.conftest import Pools, answer, ask, first, read, spec
+from tests.component.supervisor.conftest import Pools, answer, ask, first, read, spec, until
+from tests.fakes.machine import GIB
 from tests.fakes.worker_link import WAIT_S, chat
+from tests.fakes.workers import Workers
 
 
-def _job(pool: Pool, *, yields: bool = True, max_tokens: int | None = None) -> Stream:
-    return pool.open("m", chat(max_tokens=max_tokens), LOCAL, Priority.BACKGROUND, yields=yields)
+def _job(pool: Pool, name: str = "m", *, yields: bool = True) -> Stream:
+    return pool.open(name, chat(), LOCAL, Priority.BACKGROUND, yields=yields)
 
 
 async def _admitted(stream: Stream) -> None:
@@ -139,3 +144,89 @@ async def test_a_job_that_gives_way_before_its_call_is_made_gives_its_slot_back(
                     await _admitted(job)
                 job._leave()
                 await read(person)
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def _two() -> list[ModelSpec]:
+    """Return models of which only one fits."""
+    return [spec(name, footprint=8 * GIB, on_demand=True) for name in ("a", "b")]
+
+
+async def _until_loaded(workers: Workers, *names: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while workers.names() != list(names):
+            await asyncio.sleep(0.01)
+
+
+async def test_jobs_make_way_for_whoever_needs_their_models_memory(pools: Pools) -> None:
+    """A model that is busy with jobs alone is evicted for another one's request at once, and new jobs do not
+    keep it.
+    """
+    workers = Workers(slots=2)
+    async with pools(_two(), workers=workers) as pool:
+        with _job(pool, "a") as one, _job(pool, "a") as two:
+            await _admitted(one)
+            await _admitted(two)
+            with ask(pool, "b") as person:
+                for job in (one, two):
+                    with pytest.raises(GaveWay):
+                        await read(job)
+                    job._leave()
+                with _job(pool, "a") as late:
+                    await _until_loaded(workers, "b")
+                    assert late._call is None
+                    async with asyncio.timeout(WAIT_S):
+                        await person.admitted()
+
+
+async def test_a_person_keeps_a_model_for_a_while(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job does not evict what was used a moment ago, and after QUIET_S it does."""
+    workers = Workers(quick=True)
+    async with pools(_two(), workers=workers) as pool:
+        await answer(ask(pool, "a"))
+        with _job(pool, "b") as job:
+            await until(pool, State.WAITING, "b")
+            await asyncio.sleep(0.2)  # rounds of decisions
+            assert workers.names() == ["a"]
+            monkeypatch.setattr(memory, "QUIET_S", 0.0)
+            await _admitted(job)
+            assert workers.names() == ["b"]
+
+
+async def test_jobs_wait_for_a_busy_machine_only_so_long(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After PATIENCE_S they are as good as anybody: the bound on their starvation."""
+    workers = Workers(quick=True)
+    async with pools(_two(), workers=workers) as pool:
+        await answer(ask(pool, "a"))
+        with _job(pool, "b") as job:
+            await until(pool, State.WAITING, "b")
+            monkeypatch.setattr(memory, "PATIENCE_S", 0.0)
+            await _admitted(job)
+            assert workers.names() == ["b"]
+
+
+async def test_a_person_who_joins_a_waiting_job_does_not_wait_for_quiet(pools: Pools) -> None:
+    """The claim is the person's then, and the idle model goes at once."""
+    workers = Workers(quick=True)
+    async with pools(_two(), workers=workers) as pool:
+        await answer(ask(pool, "a"))
+        with _job(pool, "b") as job:
+            await until(pool, State.WAITING, "b")
+            await answer(ask(pool, "b"))
+            await read(job)
+
+
+async def test_jobs_take_free_memory_at_once(pools: Pools) -> None:
+    """Where nobody must go for it, there is nothing to wait for."""
+    workers = Workers(quick=True)
+    async with pools(
+        [spec(name, footprint=GIB, on_demand=True) for name in ("a", "b")], workers=workers
+    ) as pool:
+        await answer(ask(pool, "a"))
+        with _job(pool, "b") as job:
+            await read(job)
+        assert sorted(workers.names()) == ["a", "b"]
