@@ -16,7 +16,7 @@ from tests.component.responses.served_http import Api, error_of, serving
 from tests.fakes.pool import FakePool
 from tests.harness.responses import check_response
 
-EXAMPLES = 250
+EXAMPLES = 120
 
 # Lone surrogates are what JSON's escapes can say and UTF-8 cannot.
 TEXT = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(
