@@ -350,3 +350,35 @@ async def test_items_by_reference(daemon: Daemon) -> None:
     sent = await ask(daemon, **{**body, "input": [question, *first["output"], *outputs]})
     assert said(named["output"]) == said(sent["output"]) == [("message", ANSWER)]
     assert named["usage"]["input_tokens"] == sent["usage"]["input_tokens"]
+
+
+async def test_a_coding_agents_request(daemon: Daemon) -> None:
+    """What coding agents send is taken: fields that nobody here knows, two developers, thoughts sealed and
+    sent back before a call and its output, nothing stored.
+    """
+    body = {
+        "model": "caller",
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a22df9-024e-7552-a4aa-144018889f9f",
+        "client_metadata": {"turn_id": "01a22df9-026a-7680-9946-0e295659d717"},
+    }
+    developers = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": text}]}
+        for text in ("Be brief.", "You are in a sandbox.")
+    ]
+    asked = [
+        *developers,
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+    ]
+    first = (await stream(daemon.url, {**body, "input": asked})).whole()
+    thought, call = first["output"]
+    thought = {key: value for key, value in thought.items() if key not in ("id", "status", "content")}
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    second = (await stream(daemon.url, {**body, "input": [*asked, thought, call, output]})).whole()
+    assert said(second["output"]) == [("message", ANSWER)]
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"] + len(THOUGHT.split())
