@@ -581,3 +581,70 @@ async def test_a_stream_that_cannot_be_read_on_breaks_off(
         monkeypatch.setattr(api.context.responses, "replay", real)
         await api.over(id)
         assert check_stream(await api.replay(id))["status"] == "completed"
+
+
+async def test_the_store_refuses_events_in_the_middle_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on while its log cannot be written; what was missed is in the log later, in its place."""
+    async with serving(tmp_path, slow()) as api:
+        reading = asyncio.ensure_future(api.stream(background=True))
+        await begun(api)
+        trouble = Trouble(api, monkeypatch, "log")
+        [stream] = api.pool.streams
+        stream.waiting.clear()
+        stream.feed([Text(" very")])
+        await trouble.refused.wait()
+        await stream.waiting.wait()
+        trouble.on = False
+        stream.feed(*REST)
+        final = check_stream(await reading)
+        assert final["output"][0]["content"][0]["text"] == "The very end."
+
+
+async def test_a_bug_in_the_upkeep_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever goes wrong between two heartbeats is logged, the next ones come, runs end as they would."""
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
+    async with serving(tmp_path, slow()) as api:
+        failed = asyncio.Event()
+        beaten = asyncio.Event()
+
+        async def beat(ids: Any, now: float) -> None:
+            if not failed.is_set():
+                failed.set()
+                raise ValueError("a bug")
+            beaten.set()
+
+        monkeypatch.setattr(api.context.responses, "beat", beat)
+        id = (await api.create(background=True))["id"]
+        await failed.wait()
+        await beaten.wait()
+        await begun(api)
+        api.pool.streams[0].feed(*REST)
+        assert (await api.over(id))["status"] == "completed"
+    assert "bug in the upkeep" in caplog.text
+
+
+async def test_a_caller_who_leaves_before_the_answer_leaves_a_run_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gone while its run is being written down: the run is there, goes on, and ends."""
+    async with serving(tmp_path) as api:
+        real, begins, go = api.context.responses.begin, asyncio.Event(), asyncio.Event()
+
+        async def begin(draft: Any) -> None:
+            begins.set()
+            await go.wait()
+            await real(draft)
+
+        monkeypatch.setattr(api.context.responses, "begin", begin)
+        asking = asyncio.ensure_future(api.create(background=True, store=True))
+        await begins.wait()
+        [id] = list(api.background._records)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        go.set()
+        assert (await api.over(id))["status"] == "completed"
