@@ -78,6 +78,19 @@ def gives_way(waiting: int, leaving: int, yielding: Sequence[int]) -> int | None
     return max(yielding, default=None) if waiting > leaving else None
 
 
+PRESENT_S = 60.0
+"""Seconds after an interactive request in which another one is expected."""
+
+
+def kept_free(slots: int, yielding: int, since_people_s: float) -> bool:
+    """Say whether a slot is kept free for the next interactive request, and not given to a call that yields.
+
+    To cut a call off takes an engine a step or two; where somebody is about, that is saved. `yielding`: such
+    calls that hold a slot. A model of one slot keeps none: it would do no background work at all.
+    """
+    return slots > 1 and since_people_s < PRESENT_S and yielding >= slots - 1
+
+
 BACKGROUND_EVERY = 8
 """Interactive requests that go before a background request that waits; then it is its turn."""
 

@@ -60,6 +60,8 @@ class Deployment:
         """The last claim was refused, and waiting would not have helped."""
         self._deadline: float | None = None
         self._restarts = 0
+        self._people_at = float("-inf")
+        """When an interactive request last came or went."""
         self._replicas: dict[int, Replica] = {}
         self._lives: dict[int, asyncio.Task[None]] = {}
         self._watchers: list[tuple[Callable[[Status], bool], asyncio.Future[Status]]] = []
@@ -205,7 +207,11 @@ class Deployment:
             raise verdict
         now = self._world.clock.monotonic()
         ticket = Ticket(self, priority, seq, affinity=affinity, now=now, give_way=give_way)
-        replica = self._choose(ticket) if verdict is Verdict.GRANT else None
+        if priority is Priority.INTERACTIVE:
+            self._people_at = now
+        # Jobs may wait beside a slot that is kept free for exactly this request.
+        first = verdict is Verdict.GRANT or (priority is Priority.INTERACTIVE and self.tickets.only_yielding)
+        replica = self._choose(ticket) if first else None
         if replica is None:
             self.tickets.wait(ticket)
             self._called_for()
@@ -238,6 +244,8 @@ class Deployment:
         replica = ticket.replica
         assert replica is not None
         replica.in_flight -= 1
+        if ticket.priority is Priority.INTERACTIVE:
+            self._people_at = now
         if not replica.in_flight:
             replica.idle_since = now
         if self.tickets.queued:
@@ -298,10 +306,14 @@ class Deployment:
         return None if chosen is None else candidates[chosen]
 
     def _closed(self, replica: Replica, ticket: Ticket) -> bool:
+        """Say whether a replica is not for this request, though a slot may be free."""
         memory = self._world.memory
-        return memory.contended and memory.closed(
-            replica.key, ticket.seq, makes_way=ticket.give_way is not None
-        )
+        job = ticket.give_way is not None
+        if job:
+            since = self._world.clock.monotonic() - self._people_at
+            if admission.kept_free(replica.slots, self.tickets.jobs_on(replica), since):
+                return True
+        return memory.contended and memory.closed(replica.key, ticket.seq, makes_way=job)
 
     def _grant(self, ticket: Ticket, replica: Replica) -> None:
         replica.in_flight += 1

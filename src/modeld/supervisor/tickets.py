@@ -131,6 +131,16 @@ class Tickets:
                 # one in the queue may not.
                 at, ticket = 0, self._waiting[0]
                 replica = choose(ticket)
+            if replica is None and ticket.priority is not Priority.INTERACTIVE:
+                # The slot may be one that is kept for people.
+                people = (
+                    place
+                    for place, waiting in enumerate(self._waiting)
+                    if waiting.priority is Priority.INTERACTIVE
+                )
+                if (first := next(people, None)) is not None:
+                    at, ticket = first, self._waiting[first]
+                    replica = choose(ticket)
             if replica is None:
                 break
             del self._waiting[at]
@@ -156,6 +166,10 @@ class Tickets:
         chosen = admission.gives_way(waiting, leaving, tuple(yielding))
         if chosen is not None:
             self._cut(yielding[chosen])
+
+    def jobs_on(self, replica: Replica) -> int:
+        """Return how many calls on a replica yield their slots."""
+        return sum(ticket.replica is replica and ticket.give_way is not None for ticket in self._holding)
 
     def clear(self, replica: Replica) -> None:
         """Cut off the calls on a replica that yield their slots."""

@@ -9,7 +9,7 @@ import pytest
 
 from modeld.errors import ModelFailed, ModelUnavailable, Overloaded, WorkerDied
 from modeld.ids import LOCAL
-from modeld.supervisor import memory
+from modeld.supervisor import admission, memory
 from modeld.supervisor.admission import BACKGROUND_EVERY, GaveWay, Priority
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.spec import ModelSpec
@@ -145,6 +145,37 @@ async def test_a_job_that_gives_way_before_its_call_is_made_gives_its_slot_back(
                     await _admitted(job)
                 job._leave()
                 await read(person)
+
+
+async def test_a_slot_is_kept_free_for_people_who_are_about(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once somebody was there, jobs leave one slot of three: the next request takes it, and nothing is
+    cut off. When nobody has come for PRESENT_S, jobs take all.
+    """
+    async with pools(spec(slots=3, tokens=4, hang_after=2)) as pool:
+        await pool.load("m")
+        with ask(pool) as person:
+            await first(person)
+        async with asyncio.timeout(WAIT_S):
+            while pool.status("m").in_flight:
+                await asyncio.sleep(0.01)
+        with ExitStack() as stack:
+            jobs = [stack.enter_context(_job(pool)) for _ in range(3)]
+            for job in jobs[:2]:
+                await first(job)
+            assert (pool.status("m").in_flight, pool.status("m").queued) == (2, 1)
+            with ask(pool) as person:
+                assert (pool.status("m").in_flight, pool.status("m").queued) == (3, 1)
+                await first(person)
+                assert [await job.take(0.0) for job in jobs] == [[], [], []]
+            monkeypatch.setattr(admission, "PRESENT_S", 0.0)
+            with ask(
+                pool, priority=Priority.BACKGROUND
+            ) as other:  # what comes and goes has the queue looked at
+                await _admitted(jobs[2])
+                assert pool.status("m").in_flight == 3
+                assert await other.take(0.0) == []
 
 
 # --- memory -------------------------------------------------------------------------------------------------

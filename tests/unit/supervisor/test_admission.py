@@ -8,11 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
 from modeld.supervisor.admission import (
     BACKGROUND_EVERY,
+    PRESENT_S,
     Priority,
     Situation,
     Verdict,
     decide,
     gives_way,
+    kept_free,
     next_in_line,
 )
 from modeld.supervisor.states import State
@@ -164,3 +166,13 @@ def test_the_youngest_gives_way_and_only_when_somebody_needs_it(
         assert chosen == max(yielding)
     else:
         assert chosen is None
+
+
+@given(st.integers(1, 64), st.integers(0, 64), st.floats(0, 1000))
+def test_a_slot_is_kept_while_people_are_about_and_never_the_only_one(
+    slots: int, yielding: int, since: float
+) -> None:
+    """Jobs have all slots but one then, and else all of them; a model of one slot does not keep it."""
+    kept = kept_free(slots, yielding, since)
+    assert kept == (slots > 1 and yielding >= slots - 1 and since < PRESENT_S)
+    assert not kept_free(slots, 0, since)
