@@ -15,8 +15,10 @@ MOST_ATTEMPTS = 3
 MOST_YIELDS = 8
 """How often an item gives its slot to an interactive request and begins anew; after that it keeps the slot.
 
-With `supervisor.admission.BACKGROUND_EVERY` this is what keeps jobs from starving: an item that waits is let
-in after so many interactive requests, one that runs is cut off no more often than this.
+This keeps jobs from starving, with three bounds of the supervisor: an item that waits for a slot is let in
+after `admission.BACKGROUND_EVERY` interactive requests that waited too, one that waits for memory counts as
+any request after `memory.PATIENCE_S`, and no slot is kept from jobs but one, where a model has several, while
+people are about (`admission.PRESENT_S`).
 """
 
 OLDEST_EVERY = 4
