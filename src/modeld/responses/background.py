@@ -161,12 +161,17 @@ class Background:
         self.stopping = False
         self._records: dict[str, _Record] = {}
         self._owed: dict[str, Done] = {}
+        self._buried = False
         self._gates: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         self._group = asyncio.TaskGroup()
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Background:
-        """Begin the heartbeat, which first reports failed what an earlier life left."""
+        """Report failed what an earlier life left, and begin the heartbeat."""
+        try:
+            await self._bury_all()
+        except StoreFailed as failure:  # tried again with every heartbeat
+            _log.warning("orphans of an earlier life: %s", failure)
         await self._group.__aenter__()
         self._keeper = self._group.create_task(self._upkeep())
         return self
@@ -383,16 +388,13 @@ class Background:
     # --- upkeep ---------------------------------------------------------------------------------------------
 
     async def _upkeep(self) -> None:
-        """Write heartbeats, store what is owed, report orphans, and clear away what has expired."""
+        """Write heartbeats, store what is owed, and clear away what has expired."""
         swept = -SWEEP_S
         clock = self.context.clock
-        orphans = True
         while True:
             try:
-                if orphans:
-                    for stored in await self.context.responses.abandoned():
-                        await self._bury(stored)
-                    orphans = False
+                if not self._buried:
+                    await self._bury_all()
                 await self._pay()
                 if self._records:
                     await self.context.responses.beat(list(self._records), clock.time())
@@ -405,6 +407,11 @@ class Background:
             except Exception as error:  # it would end all runs, and it may go well the next time
                 _log.error("bug in the upkeep of the responses", exc_info=error)
             await asyncio.sleep(BEAT_S)
+
+    async def _bury_all(self) -> None:
+        for stored in await self.context.responses.abandoned():
+            await self._bury(stored)
+        self._buried = True
 
     async def _pay(self) -> None:
         for id in list(self._owed):

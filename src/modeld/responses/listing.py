@@ -68,7 +68,8 @@ def listed(items: Sequence[Item], wanted: Page) -> dict[str, Any]:
     return {
         "object": "list",
         "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
+        # No item has no id; null is what neither OpenAI's schema nor its SDK's types have room for.
+        "first_id": data[0]["id"] if data else "",
+        "last_id": data[-1]["id"] if data else "",
         "has_more": len(ordered) > wanted.limit,
     }

@@ -175,8 +175,8 @@ async def test_input_items_come_in_pages(api: Api) -> None:
         assert set(page) == {"object", "data", "first_id", "last_id", "has_more"}
         assert page["object"] == "list"
         data = page["data"]
-        assert page["first_id"] == (data[0]["id"] if data else None)
-        assert page["last_id"] == (data[-1]["id"] if data else None)
+        assert page["first_id"] == (data[0]["id"] if data else "")
+        assert page["last_id"] == (data[-1]["id"] if data else "")
         assert all(item["type"] == "message" and item["status"] == "completed" for item in data)
         return [int(item["content"][0]["text"]) for item in data]
 
@@ -232,7 +232,7 @@ async def test_a_response_without_items_of_its_own_has_an_empty_list(api: Api) -
     first = await api.create()
     body = await api.create([], previous_response_id=first["id"])
     _, page = await api.ask("GET", f"responses/{body['id']}/input_items")
-    assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert page == {"object": "list", "data": [], "first_id": "", "last_id": "", "has_more": False}
 
 
 async def test_ids_of_any_kind_are_no_trouble(api: Api) -> None:

@@ -159,7 +159,7 @@ def test_output_can_be_sent_back(item: msgspec.Struct) -> None:
 
 def test_empty_lists() -> None:
     """A list of nothing has no first and no last item."""
-    body: Body = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    body: Body = {"object": "list", "data": [], "first_id": "", "last_id": "", "has_more": False}
     check("ConversationItemList", body)
     check("ResponseItemList", body)
 
