@@ -1,0 +1,178 @@
+"""A program that pulls one model from a hub.
+
+    python -m modeld.library.pull --repo ORG/NAME [--glob G] --cache DIR
+
+It prints JSON lines: {"stage", "done", "total", "file", "why"} while it works (bytes of the whole model;
+`total` is null while unknown; stages: waiting, listing, downloading, checking, retrying), and last either
+{"done": folder} or {"error": sentence, "permanent": whether trying again is pointless}. Exit code 0 or 1.
+
+One repository is pulled by one such program at a time; others wait, and then find what they want. What a
+killed one leaves is gone on with. It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modeld.library.choose import Choice, NoClearChoice, RepoFile, choose
+from modeld.library.fetch import TICK, check_room, program, say
+from modeld.library.pull import record
+from modeld.library.pull.transfer import Limits, Patience, get
+from modeld.library.wheel import Refused
+
+if TYPE_CHECKING:
+    from modeld.library.pull.hub import HubFile, Listing
+
+
+def main() -> int:
+    """Run the program."""
+    usual = Limits()
+    parser = argparse.ArgumentParser(prog="python -m modeld.library.pull")
+    parser.add_argument("--repo", required=True)
+    parser.add_argument("--glob", default=None)
+    parser.add_argument("--cache", required=True, type=Path)
+    parser.add_argument("--prefer", default="", help="quantisations, by commas")
+    parser.add_argument("--refresh", default="", help="not empty: ask the hub also for what is here")
+    parser.add_argument("--stall", type=float, default=usual.stall)
+    parser.add_argument("--tries", type=int, default=usual.tries)
+    parser.add_argument("--pause", type=float, default=usual.pause)
+    parser.add_argument("--parent", type=int, default=0, help="process id to die with")
+    chosen = parser.parse_args()
+    limits = Limits(chosen.stall, chosen.tries, chosen.pause)
+    prefer = tuple(filter(None, chosen.prefer.split(",")))
+
+    def work(scratch: Path) -> None:
+        # Whoever had the lock before us may have pulled the same.
+        if chosen.refresh or record.find(chosen.cache, chosen.repo, chosen.glob) is None:
+            pull(chosen.cache, chosen.repo, chosen.glob, prefer, limits, scratch)
+
+    return program(record.home(chosen.cache, chosen.repo), chosen.parent, work)
+
+
+def pull(
+    cache: Path, repo: str, glob: str | None, prefer: Sequence[str], limits: Limits, scratch: Path
+) -> None:
+    """Get what `repo` and `glob` mean, and write it down. Raises Refused, OSError or Gone."""
+    from modeld.library.pull import hub
+
+    told = Told()
+    patience = Patience(limits, repo)
+    told("listing", 0)
+    listing = patience.over(lambda: hub.listing(repo, limits.stall), lambda why: told("retrying", 0, why))
+    choice = _chosen(listing, glob, prefer)
+    by_name = {file.name: file for file in listing.files}
+    names = [file.name for file in (*choice.files, *((choice.projector,) if choice.projector else ()))]
+    wanted = [
+        patience.over(
+            lambda file=by_name[name]: hub.completed(listing, file, limits.stall),  # type: ignore[misc]
+            lambda why: told("retrying", 0, why),
+        )
+        for name in names
+    ]
+    folder = record.home(cache, repo) / listing.commit
+    parts = record.home(cache, repo) / ".incoming"
+    parts.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _clear(parts, listing)
+    here = [_here(folder / file.name, file) for file in wanted]
+    told.total = sum(file.size or 0 for file in wanted)
+    missing = sum(
+        (file.size or 0) - _size(parts / (file.etag or ""))
+        for file, there in zip(wanted, here, strict=True)
+        if not there
+    )
+    check_room(parts, repo if glob is None else f"{repo}:{glob}", max(missing, 0))
+    for file, there in zip(wanted, here, strict=True):
+        told.file = file.name
+        if not there:
+            _get(listing, file, folder / file.name, parts, patience, limits, told)
+        told.before += file.size or 0
+    pulled = [record.PulledFile(file.name, file.size or 0, file.etag or "") for file in wanted]
+    projector = pulled.pop() if choice.projector else None
+    record.keep(
+        cache,
+        record.Pulled(repo, glob, listing.commit, choice.form, tuple(pulled), projector, folder),
+        scratch,
+    )
+
+
+class Told:
+    """Says progress: at most every half second of downloading, and at once when something else begins."""
+
+    def __init__(self) -> None:
+        self.file: str | None = None
+        self.before = 0
+        self.total: int | None = None
+        self._stage: tuple[str, str | None] = ("", None)
+        self._last = 0.0
+
+    def __call__(self, stage: str, done: int, why: str | None = None) -> None:
+        """Say that `done` bytes of the file are there."""
+        now = time.monotonic()
+        if why is None and (stage, self.file) == self._stage and now - self._last < TICK:
+            return
+        self._stage, self._last = (stage, self.file), now
+        say(stage=stage, done=self.before + done, total=self.total, file=self.file, why=why)
+
+
+def _chosen(listing: Listing, glob: str | None, prefer: Sequence[str]) -> Choice:
+    files = [RepoFile(file.name, file.size) for file in listing.files]
+    try:
+        return choose(files, glob, what=listing.repo, prefer=prefer)
+    except NoClearChoice as error:
+        raise Refused(str(error)) from None
+
+
+def _get(
+    listing: Listing,
+    file: HubFile,
+    dest: Path,
+    parts: Path,
+    patience: Patience,
+    limits: Limits,
+    told: Told,
+) -> None:
+    from modeld.library.pull.hub import opened
+
+    assert file.size is not None
+    assert file.etag is not None
+    steps = [step for step in dest.relative_to(parts.parent).parents if str(step) != "."]
+    for step in reversed(steps):
+        (parts.parent / step).mkdir(mode=0o700, exist_ok=True)
+    get(
+        parts / file.etag,
+        dest,
+        file.size,
+        file.etag,
+        patience,
+        lambda start: opened(listing, file, start, limits.stall),
+        told,
+    )
+
+
+def _clear(parts: Path, listing: Listing) -> None:
+    """Remove parts of files that the repository has no more: nobody will ever go on with them."""
+    known = {file.etag for file in listing.files}
+    if None in known:
+        return
+    for name in os.listdir(parts):
+        if name not in known:
+            os.unlink(parts / name)
+
+
+def _here(path: Path, file: HubFile) -> bool:
+    # Under its final name a file was whole and checked.
+    return path.is_file() and path.stat().st_size == file.size
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

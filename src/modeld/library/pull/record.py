@@ -1,0 +1,106 @@
+"""What a reference stood for when it was pulled; with it the model is found again without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from modeld.library.choose import Form
+
+_COMMIT = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PulledFile:
+    """A file as it was pulled: its path in the repository, its bytes and its checksum (hex)."""
+
+    name: str
+    size: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A model on this disk. `files` in the order of `choose.Choice`; `path` is what a loader opens."""
+
+    repo: str
+    glob: str | None
+    commit: str
+    form: Form
+    files: tuple[PulledFile, ...]
+    projector: PulledFile | None
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        """The first file of the model, or the whole folder."""
+        return self.folder if self.form == "folder" else self.folder / self.files[0].name
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, the projector's too."""
+        return sum(file.size for file in self.all)
+
+    @property
+    def all(self) -> tuple[PulledFile, ...]:
+        """Every file, the projector last."""
+        return (*self.files, self.projector) if self.projector else self.files
+
+
+def home(cache: Path, repo: str) -> Path:
+    """Return the folder of a repository (`org/name`)."""
+    return cache / "hub" / repo
+
+
+def find(cache: Path, repo: str, glob: str | None) -> Pulled | None:
+    """Return what this reference stood for, if all of it is still on the disk; reads nothing but sizes."""
+    try:
+        found = _read(json.loads(_path(cache, repo, glob).read_bytes()), home(cache, repo), repo, glob)
+        whole = all((found.folder / file.name).stat().st_size == file.size for file in found.all)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found if whole and found.files else None
+
+
+def keep(cache: Path, pulled: Pulled, scratch: Path) -> None:
+    """Write the record, whole or not at all; `scratch` is a folder on the same disk. Raises OSError."""
+    path = _path(cache, pulled.repo, pulled.glob)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fresh = scratch / "record"
+    fresh.write_text(
+        json.dumps(
+            {
+                "glob": pulled.glob,
+                "commit": pulled.commit,
+                "form": pulled.form,
+                "files": [asdict(file) for file in pulled.files],
+                "projector": asdict(pulled.projector) if pulled.projector else None,
+            }
+        )
+    )
+    os.replace(fresh, path)
+
+
+def _path(cache: Path, repo: str, glob: str | None) -> Path:
+    # A glob may hold anything, also slashes and more letters than a file's name.
+    key = "default" if glob is None else hashlib.sha256(glob.encode()).hexdigest()[:32]
+    return home(cache, repo) / ".pulled" / f"{key}.json"
+
+
+def _read(kept: dict[str, Any], folder: Path, repo: str, glob: str | None) -> Pulled:
+    if kept["glob"] != glob or not _COMMIT.fullmatch(kept["commit"]):
+        raise ValueError(kept)
+    return Pulled(
+        repo=repo,
+        glob=glob,
+        commit=kept["commit"],
+        form=kept["form"],
+        files=tuple(PulledFile(**file) for file in kept["files"]),
+        projector=PulledFile(**kept["projector"]) if kept["projector"] else None,
+        folder=folder / kept["commit"],
+    )

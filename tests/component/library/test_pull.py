@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from modeld.errors import LoadFailed
+from modeld.library.refs import HubRef
+from tests.component.library.pulls import BODY, DONE, NAME, Heard, left, pulled
+from tests.harness.hub import COMMIT, Fault, Hub, serving
+
+
+@pytest.fixture
+async def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Hub]:
+    """Give a hub with one model; it is the one that pulls ask, without anybody's token."""
+    made = Hub()
+    made.repos["org/tiny"] = {NAME: BODY, "README.md": b"# tiny"}
+    async with serving(made):
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", made.address)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield made
+
+
+async def test_a_model_is_pulled_with_progress_and_then_cached(hub: Hub, cache: Path) -> None:
+    """The file arrives whole, by its name, with bytes told on the way; the second time nobody is asked."""
+    heard = Heard()
+    found = await pulled(cache, heard=heard)
+    assert found.path == cache / "hub/org/tiny" / COMMIT / NAME
+    assert found.path.read_bytes() == BODY
+    assert left(cache) == DONE
+    assert (found.size, found.commit, found.form) == (len(BODY), COMMIT, "gguf")
+    assert [each.stage for each in heard.all][:2] == ["listing", "downloading"]
+    assert {each.total for each in heard.all[1:]} == {len(BODY)}
+    before = len(hub.asked)
+    again = Heard()
+    assert await pulled(cache, heard=again) == found
+    assert (len(hub.asked), again.all) == (before, [])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Fault(status=500), id="500"),
+        pytest.param(Fault(status=503), id="503"),
+        pytest.param(Fault(status=429, headers={"Retry-After": "0"}), id="429"),
+        pytest.param(Fault(cut=0), id="nothing-came"),
+    ],
+)
+async def test_a_passing_error_is_tried_again(hub: Hub, cache: Path, fault: Fault) -> None:
+    """An answer that may be better next time is asked for again, and each failed try is told."""
+    hub.fail(NAME, fault, fault)
+    heard = Heard()
+    found = await pulled(cache, heard=heard)
+    assert found.path.read_bytes() == BODY
+    assert len(hub.gets(NAME)) == 3
+    assert len(heard.why) == 2
+
+
+async def test_a_cut_connection_is_gone_on_with(hub: Hub, cache: Path) -> None:
+    """After a cut only what is missing is asked for, and the whole is right."""
+    hub.fail(NAME, Fault(cut=1_000_000), Fault(cut=1_500_000))
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY
+    assert [each.range for each in hub.gets(NAME)] == [None, "bytes=1000000-", "bytes=1500000-"]
+
+
+@pytest.mark.parametrize("how", ["ignored", "refused", "other"])
+async def test_a_range_that_is_not_kept_to_joins_nothing_wrong(hub: Hub, cache: Path, how: str) -> None:
+    """Whatever a server makes of a range (the whole, 416, another part), the file is right in the end."""
+    hub.fail(NAME, Fault(cut=1_000_000), Fault(range=how))  # type: ignore[arg-type]
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY
+    assert left(cache) == DONE
+
+
+async def test_a_server_that_never_gets_further_is_given_up(hub: Hub, cache: Path) -> None:
+    """Coming to the same byte again and again is no progress: the tries end, and may be had again later."""
+    hub.always[NAME] = Fault(cut=1_000_000, range="ignored")
+    with pytest.raises(LoadFailed, match=r"broke off: .*1000000.*\(3 tries\); check") as caught:
+        await pulled(cache)
+    assert not caught.value.permanent
+    assert left(cache) == ["org/tiny/.incoming: 1000000"]
+
+
+async def test_a_damaged_file_is_got_anew(hub: Hub, cache: Path) -> None:
+    """A flipped byte is found by the checksum; all of the file is got once more."""
+    hub.fail(NAME, Fault(flip=77))
+    heard = Heard()
+    found = await pulled(cache, heard=heard)
+    assert found.path.read_bytes() == BODY
+    assert heard.why == [f"{NAME} arrived damaged, all of it is got again"]
+    assert [each.range for each in hub.gets(NAME)] == [None, None]
+
+
+async def test_a_file_that_is_always_damaged_is_refused(hub: Hub, cache: Path) -> None:
+    """Both checksums are told, and nothing is kept, under no name."""
+    hub.always[NAME] = Fault(flip=77)
+    wrong = bytearray(BODY)
+    wrong[77] ^= 1
+    words = f"its sha256 is {hashlib.sha256(wrong).hexdigest()}, expected {hashlib.sha256(BODY).hexdigest()}"
+    with pytest.raises(LoadFailed, match=words) as caught:
+        await pulled(cache)
+    assert not caught.value.permanent
+    assert left(cache) == []
+
+
+async def test_more_bytes_than_told_are_not_taken(hub: Hub, cache: Path) -> None:
+    """A body that is longer than the file's size never becomes the file."""
+    hub.fail(NAME, Fault(more=b"x"))
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY
+
+
+@pytest.mark.parametrize(
+    ("repo", "words"),
+    [
+        ("org/none", "has no repository org/none for us; check the name, and if it is private, set HF_TOKEN"),
+        ("org/private", "has no repository org/private for us"),
+        ("org/gated", "accept their terms at http://127.0.0.1:.*/org/gated and set HF_TOKEN"),
+        ("org/empty", "holds no model that is known here; it has README.md"),
+        ("org/two", "holds 2 models; choose one: .*a-Q4_0.gguf .*, .*a-Q8_0.gguf"),
+    ],
+)
+async def test_refusals_say_what_to_do(hub: Hub, cache: Path, repo: str, words: str) -> None:
+    """What trying again cannot better is told at once, with the fix, and asked for once."""
+    hub.repos |= {"org/private": {}, "org/gated": {}, "org/empty": {"README.md": b"x"}}
+    hub.repos["org/two"] = {"a-Q4_0.gguf": b"x", "a-Q8_0.gguf": b"x"}
+    hub.tokens["org/private"] = "secret"
+    hub.gated.add("org/gated")
+    with pytest.raises(LoadFailed, match=words) as caught:
+        await pulled(cache, HubRef(repo))
+    assert caught.value.permanent
+    assert len(hub.asked) == 1
+
+
+async def test_a_token_opens_a_private_repository_and_goes_nowhere_else(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HF_TOKEN is sent to the hub, and not to where the hub redirects."""
+    hub.tokens["org/tiny"] = "secret"
+    hub.redirect = True
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY
+    assert {each.authorization for each in hub.asked if not each.elsewhere} == {"Bearer secret"}
+    assert [each.authorization for each in hub.asked if each.elsewhere] == [None]
+
+
+async def test_a_bare_listing_is_completed(hub: Hub, cache: Path) -> None:
+    """Where the listing tells no checksums they are asked for file by file, also across a redirect."""
+    hub.bare = hub.redirect = True
+    hub.fail(NAME, Fault(flip=5))
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY
+    assert len(hub.gets(NAME)) == 2
+
+
+async def test_a_folder_is_pulled_whole(hub: Hub, cache: Path) -> None:
+    """Of a repository with a config all that serves it comes, in its folders, small files checked too."""
+    hub.repos["org/tiny"] = {
+        "config.json": b"{}",
+        "model.safetensors": b"w" * 100,
+        "sub/vocab.txt": b"a\nb\n",
+        "empty.txt": b"",
+        "model.onnx": b"other",
+    }
+    hub.fail("config.json", Fault(flip=0))
+    found = await pulled(cache)
+    there = {str(p.relative_to(found.path)) for p in found.path.rglob("*") if p.is_file()}
+    assert there == {"config.json", "model.safetensors", "sub/vocab.txt", "empty.txt"}
+    assert (found.path / "config.json").read_bytes() == b"{}"
+
+
+async def test_offline_is_told_plainly(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HF_HUB_OFFLINE: nothing is asked, the variable is named, and what is here is still found."""
+    found = await pulled(cache)
+    hub.asked.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert await pulled(cache) == found
+    with pytest.raises(LoadFailed, match="HF_HUB_OFFLINE is set and it is not on this disk") as caught:
+        await pulled(cache, HubRef("org/other"))
+    assert caught.value.permanent
+    assert hub.asked == []
+
+
+async def test_a_hub_that_is_not_there(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    """No connection: the address is named, without its password; trying later may help."""
+    monkeypatch.setenv("HF_ENDPOINT", f"http://user:secret@127.0.0.1:{unused_tcp_port}")
+    with pytest.raises(LoadFailed, match=rf"http://127.0.0.1:{unused_tcp_port} does not answer") as caught:
+        await pulled(cache)
+    assert "secret" not in str(caught.value)
+    assert not caught.value.permanent
+
+
+async def test_two_pulls_at_once_are_one(hub: Hub, cache: Path) -> None:
+    """Two programs want one file by two references: its bytes come once, and both have it."""
+    hub.fail(NAME, Fault(hold=1_000_000))
+    second = Heard()
+    async with asyncio.TaskGroup() as tasks:
+        one = tasks.create_task(pulled(cache))
+        await hub.holding.wait()
+        two = tasks.create_task(pulled(cache, HubRef("org/tiny", "Q4_K_M"), second))
+        await second.at("waiting").wait()
+        hub.go.set()
+    assert one.result().path == two.result().path
+    assert len(hub.gets(NAME)) == 1
+    assert left(cache) == DONE
