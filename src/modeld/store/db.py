@@ -119,7 +119,7 @@ class Database:
             aside = _set_aside(path, clock.time())
             _log.warning(
                 "the store is damaged (%s); it was moved to %s and a new one is made: learned footprints, "
-                "the last effective configuration, stored responses and conversations start afresh",
+                "the last effective configuration, stored responses, conversations and jobs start afresh",
                 damage,
                 aside,
             )

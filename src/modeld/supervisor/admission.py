@@ -40,6 +40,10 @@ class Situation:
     message: str = ""
 
 
+DAEMON_STOPS = "the daemon is stopping"
+"""The message of models that end with the daemon: there is nothing to be done about it."""
+
+
 class Verdict(enum.Enum):
     """What happens to the request when it is not refused."""
 
@@ -54,11 +58,10 @@ def decide(now: Situation) -> Verdict | ModeldError:
     if now.state is State.READY and not now.queued and now.in_flight < now.slots:
         return Verdict.GRANT
     if not now.wanted:
-        return ModelUnavailable(
-            f"model {now.model!r} is {now.state}: {now.message or 'it is not loaded'}; "
-            f"load it with: modeld ctl load {now.model}",
-            param="model",
-        )
+        why = f"model {now.model!r} is {now.state}: {now.message or 'it is not loaded'}"
+        if now.message != DAEMON_STOPS:
+            why += f"; load it with: modeld ctl load {now.model}"
+        return ModelUnavailable(why, param="model")
     if now.queued >= now.max_queue:
         return Overloaded(
             f"{now.queued} requests wait for model {now.model!r} and its queue holds {now.max_queue}; "

@@ -16,7 +16,7 @@ from modeld.hardware.footprint import Footprint
 from modeld.hardware.machine import HOST, Machine, Probe
 from modeld.ids import Identity
 from modeld.protocol.tasks import Task
-from modeld.supervisor.admission import Priority
+from modeld.supervisor.admission import DAEMON_STOPS, Priority
 from modeld.supervisor.deployment import Deployment
 from modeld.supervisor.events import EventFeed
 from modeld.supervisor.log_ring import LogLine
@@ -134,7 +134,7 @@ class Pool:
     async def stop(self, drain_s: float) -> None:
         """Stop every model, giving open requests up to `drain_s` seconds; returns when no worker is left."""
         for deployment in self.roster.all():
-            deployment.unload("asked", "the daemon is stopping", drain_s, stay=True)
+            deployment.unload("asked", DAEMON_STOPS, drain_s, stay=True)
         async with asyncio.TaskGroup() as group:
             for deployment in self.roster.all():
                 group.create_task(deployment.until(lambda status: status.state in GONE))

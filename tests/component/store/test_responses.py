@@ -219,7 +219,7 @@ async def test_after_damage_responses_start_afresh(
         async with Database.open(path, clock) as db:
             assert await Responses(db, "life 1").finish(done("a"))
             assert await ids(Responses(db, "life 2"), "a") == ["in_a", "out_a"]
-    assert "stored responses and conversations start afresh" in caplog.text
+    assert "stored responses, conversations and jobs start afresh" in caplog.text
 
 
 # --- deleted ------------------------------------------------------------------------------------------------

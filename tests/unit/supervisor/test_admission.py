@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from modeld.errors import ModeldError, ModelFailed, ModelUnavailable, Overloaded
 from modeld.supervisor.admission import (
     BACKGROUND_EVERY,
+    DAEMON_STOPS,
     PRESENT_S,
     Priority,
     Situation,
@@ -176,3 +177,21 @@ def test_a_slot_is_kept_while_people_are_about_and_never_the_only_one(
     kept = kept_free(slots, yielding, since)
     assert kept == (slots > 1 and yielding >= slots - 1 and since < PRESENT_S)
     assert not kept_free(slots, 0, since)
+
+
+def test_a_daemon_that_stops_gives_no_advice() -> None:
+    """The refusal says why; to load a model that goes with the daemon would not help."""
+    now = Situation(
+        model="m",
+        state=State.STOPPED,
+        wanted=False,
+        in_flight=0,
+        slots=1,
+        queued=0,
+        max_queue=1,
+        message=DAEMON_STOPS,
+    )
+    refused = decide(now)
+    assert isinstance(refused, ModelUnavailable)
+    assert "the daemon is stopping" in refused.message
+    assert "load" not in refused.message
