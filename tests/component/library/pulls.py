@@ -58,4 +58,4 @@ def left(cache: Path) -> list[str]:
     return found
 
 
-DONE = [f"org/tiny/COMMIT/{NAME}"]
+DONE = [f"org/tiny/COMMIT/{NAME}/{NAME}"]

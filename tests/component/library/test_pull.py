@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from modeld.errors import LoadFailed
+from modeld.library.pull.transfer import Limits
 from modeld.library.refs import HubRef
+from modeld.library.resolve import Resolver
+from tests.component.library.packages import Reports, family
 from tests.component.library.pulls import BODY, DONE, NAME, Heard, left, pulled
 from tests.harness.hub import COMMIT, Fault, Hub, serving
 
@@ -31,7 +34,7 @@ async def test_a_model_is_pulled_with_progress_and_then_cached(hub: Hub, cache: 
     """The file arrives whole, by its name, with bytes told on the way; the second time nobody is asked."""
     heard = Heard()
     found = await pulled(cache, heard=heard)
-    assert found.path == cache / "hub/org/tiny" / COMMIT / NAME
+    assert found.path == cache / "hub/org/tiny" / COMMIT / NAME / NAME
     assert found.path.read_bytes() == BODY
     assert left(cache) == DONE
     assert (found.size, found.commit, found.form) == (len(BODY), COMMIT, "gguf")
@@ -213,3 +216,98 @@ async def test_two_pulls_at_once_are_one(hub: Hub, cache: Path) -> None:
     assert one.result().path == two.result().path
     assert len(hub.gets(NAME)) == 1
     assert left(cache) == DONE
+
+
+async def test_a_killed_pull_is_gone_on_with(hub: Hub, cache: Path) -> None:
+    """kill -9 in mid-file: nothing has the final name, and the next pull asks for the missing part only."""
+    hub.fail(NAME, Fault(hold=1_000_000))
+    pulling = asyncio.create_task(pulled(cache))
+    await hub.holding.wait()
+    part = cache / "hub/org/tiny/.incoming" / hashlib.sha256(BODY).hexdigest()
+    async with asyncio.timeout(20):
+        while not part.exists() or part.stat().st_size < 1_000_000:
+            await asyncio.sleep(0.02)
+    [program] = family()
+    program.kill()
+    with pytest.raises(LoadFailed, match=r"pulling org/tiny ended early .killed by signal 9") as caught:
+        await pulling
+    assert not caught.value.permanent
+    assert "org/tiny/.incoming: 1000000" in left(cache)
+    assert DONE[0] not in left(cache)
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY
+    assert [each.range for each in hub.gets(NAME)] == [None, "bytes=1000000-"]
+    assert left(cache) == DONE
+
+
+async def test_a_part_of_another_file_is_not_gone_on_with(hub: Hub, cache: Path) -> None:
+    """When the file has changed at the hub, what had come of the old one is thrown away."""
+    hub.always[NAME] = Fault(cut=1_000_000, range="ignored")
+    with pytest.raises(LoadFailed, match="broke off"):
+        await pulled(cache)
+    hub.always.clear()
+    hub.asked.clear()
+    hub.repos["org/tiny"][NAME] = BODY[::-1]
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY[::-1]
+    assert [each.range for each in hub.gets(NAME)] == [None]
+    assert left(cache) == DONE
+
+
+async def test_a_damaged_part_is_found(hub: Hub, cache: Path) -> None:
+    """A part whose bytes are wrong (a power cut) spoils nothing: all of it is got again."""
+    parts = cache / "hub/org/tiny/.incoming"
+    parts.mkdir(parents=True)
+    (parts / hashlib.sha256(BODY).hexdigest()).write_bytes(bytes(1_000_000))
+    found = await pulled(cache)
+    assert found.path.read_bytes() == BODY
+    assert [each.range for each in hub.gets(NAME)] == ["bytes=1000000-", None]
+
+
+async def test_silence_is_not_waited_for_for_ever(hub: Hub, cache: Path) -> None:
+    """A server that stops sending is given up after the stall limit, and gone on with."""
+    hub.fail(NAME, Fault(hold=1_000_000))
+    heard = Heard()
+    found = await pulled(cache, heard=heard, limits=Limits(stall=0.5, tries=5, pause=0.0))
+    assert found.path.read_bytes() == BODY
+    assert any("fell silent" in why for why in heard.why)
+    assert hub.gets(NAME)[1].range == "bytes=1000000-"
+
+
+async def test_a_cancelled_pull_leaves_no_process(hub: Hub, cache: Path) -> None:
+    """Cancelling ends the program at once; what had come stays for the next time."""
+    hub.fail(NAME, Fault(hold=1_000_000))
+    pulling = asyncio.create_task(pulled(cache))
+    await hub.holding.wait()
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+    assert family() == []
+    assert DONE[0] not in left(cache)
+
+
+async def test_two_references_share_a_projector(hub: Hub, cache: Path) -> None:
+    """Each model lies alone with its projector, which is got once and takes its place once."""
+    hub.repos["org/tiny"] = {"a-Q4_0.gguf": BODY, "a-Q8_0.gguf": BODY[1:], "mmproj-f16.gguf": b"GGUFmm"}
+    one = await pulled(cache, HubRef("org/tiny", "Q4_0"))
+    two = await pulled(cache, HubRef("org/tiny", "Q8_0"))
+    assert sorted(p.name for p in one.folder.iterdir()) == ["a-Q4_0.gguf", "mmproj-f16.gguf"]
+    assert sorted(p.name for p in two.folder.iterdir()) == ["a-Q8_0.gguf", "mmproj-f16.gguf"]
+    assert len(hub.gets("mmproj-f16.gguf")) == 1
+    assert (one.folder / "mmproj-f16.gguf").samefile(two.folder / "mmproj-f16.gguf")
+
+
+async def test_a_reference_is_resolved_by_a_pull(hub: Hub, cache: Path) -> None:
+    """What a configuration names at a hub is pulled, with words on the way, and must have its sha256."""
+    reports = Reports()
+    resolver = Resolver(cache)
+    path = await resolver.resolve("org/tiny:Q4_K_M", reports)
+    assert path.read_bytes() == BODY
+    assert reports.seen[0] == ("pulling org/tiny:Q4_K_M", None)
+    assert "pulling org/tiny:Q4_K_M: " in reports.seen[1][0]
+    assert reports.seen[1][0].endswith(" of 2.0 MB")
+    with pytest.raises(LoadFailed, match="is not the file that is wanted: its sha256 is") as caught:
+        await resolver.resolve("org/tiny:Q4_K_M", reports, "0" * 64)
+    assert caught.value.permanent
+    with pytest.raises(LoadFailed, match=r"has no repository org/none for us; .* nor is there a folder"):
+        await resolver.resolve("org/none", reports)

@@ -287,7 +287,6 @@ async def test_local_mistakes_are_permanent_and_named(tmp_path: Path) -> None:
         "./none": "is a folder without a model",
         "./two": f"holds 2 models; name the one to load: {tmp_path}/two/a.gguf (",
         "./" + "x" * 300: "File name too long",
-        "org/repo:*Q4.gguf": "pulling from a model hub is not in this version",
         "nothing": "names no model",
     }
     resolver = Resolver(tmp_path / "cache", tmp_path)

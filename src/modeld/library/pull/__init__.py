@@ -1,8 +1,10 @@
-"""Pulling models from a hub, into a folder of their own for each repository and commit.
+"""Pulling models from a hub, each into a folder of its own, where it lies alone with its projector.
 
-    <cache>/hub/<org>/<repo>/<commit>/<file>     whole and checked, or not there at all
-    <cache>/hub/<org>/<repo>/.incoming/<etag>    what has arrived of a file, for the next try to go on with
-    <cache>/hub/<org>/<repo>/.pulled/<key>.json  what a reference stood for when it was pulled
+    <cache>/hub/<org>/<repo>/<commit>/<model>/<file>     whole and checked, or not there at all
+    <cache>/hub/<org>/<repo>/.incoming/<etag>            what has arrived of a file so far
+    <cache>/hub/<org>/<repo>/.pulled/<key>.json          what a reference stood for when it was pulled
+
+A file that is in several of these folders takes its place once.
 
 `client` is what the daemon calls; it runs `python -m modeld.library.pull`, so that huggingface-hub is never
 imported by the daemon and stopping is certain. `hub` alone speaks with the hub, `transfer` gets one file, and

@@ -75,11 +75,12 @@ def pull(
         )
         for name in names
     ]
-    folder = record.home(cache, repo) / listing.commit
+    folder = record.place(cache, repo, listing.commit, choice.name)
     parts = record.home(cache, repo) / ".incoming"
     parts.mkdir(mode=0o700, parents=True, exist_ok=True)
     _clear(parts, listing)
-    here = [_here(folder / file.name, file) for file in wanted]
+    known = record.present(cache, repo)
+    here = [_here(folder / file.name, file, known.get(file.etag or "")) for file in wanted]
     told.total = sum(file.size or 0 for file in wanted)
     missing = sum(
         (file.size or 0) - _size(parts / (file.etag or ""))
@@ -141,9 +142,7 @@ def _get(
 
     assert file.size is not None
     assert file.etag is not None
-    steps = [step for step in dest.relative_to(parts.parent).parents if str(step) != "."]
-    for step in reversed(steps):
-        (parts.parent / step).mkdir(mode=0o700, exist_ok=True)
+    _make_private(dest.parent)
     get(
         parts / file.etag,
         dest,
@@ -165,9 +164,25 @@ def _clear(parts: Path, listing: Listing) -> None:
             os.unlink(parts / name)
 
 
-def _here(path: Path, file: HubFile) -> bool:
+def _here(path: Path, file: HubFile, elsewhere: Path | None) -> bool:
+    """Return whether the file is in its place, where it is put if it is in another model's folder."""
     # Under its final name a file was whole and checked.
-    return path.is_file() and path.stat().st_size == file.size
+    if path.is_file() and path.stat().st_size == file.size:
+        return True
+    if elsewhere is None or _size(elsewhere) != file.size:
+        return False
+    _make_private(path.parent)
+    try:
+        path.unlink(missing_ok=True)
+        os.link(elsewhere, path)
+    except OSError:  # a disk without hard links
+        return False
+    return True
+
+
+def _make_private(folder: Path) -> None:
+    for step in reversed([step for step in (folder, *folder.parents) if not step.exists()]):
+        step.mkdir(mode=0o700, exist_ok=True)
 
 
 def _size(path: Path) -> int:

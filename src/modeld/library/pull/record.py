@@ -57,14 +57,34 @@ def home(cache: Path, repo: str) -> Path:
     return cache / "hub" / repo
 
 
+def place(cache: Path, repo: str, commit: str, name: str) -> Path:
+    """Return the folder of a model; `name` is that of its choice ("" for the whole repository)."""
+    label = name.replace("/", "--") or "model"
+    if len(label.encode()) > 200:
+        label = hashlib.sha256(label.encode()).hexdigest()
+    return home(cache, repo) / commit / label
+
+
+def present(cache: Path, repo: str) -> dict[str, Path]:
+    """Return where whole files of a repository are, by their checksums, as far as references were pulled."""
+    found: dict[str, Path] = {}
+    for path in (home(cache, repo) / ".pulled").glob("*.json"):
+        try:
+            pulled = _read(json.loads(path.read_bytes()), cache, repo)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        found |= {file.etag: pulled.folder / file.name for file in pulled.all}
+    return found
+
+
 def find(cache: Path, repo: str, glob: str | None) -> Pulled | None:
     """Return what this reference stood for, if all of it is still on the disk; reads nothing but sizes."""
     try:
-        found = _read(json.loads(_path(cache, repo, glob).read_bytes()), home(cache, repo), repo, glob)
+        found = _read(json.loads(_path(cache, repo, glob).read_bytes()), cache, repo)
         whole = all((found.folder / file.name).stat().st_size == file.size for file in found.all)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return found if whole and found.files else None
+    return found if whole and found.files and found.glob == glob else None
 
 
 def keep(cache: Path, pulled: Pulled, scratch: Path) -> None:
@@ -92,15 +112,16 @@ def _path(cache: Path, repo: str, glob: str | None) -> Path:
     return home(cache, repo) / ".pulled" / f"{key}.json"
 
 
-def _read(kept: dict[str, Any], folder: Path, repo: str, glob: str | None) -> Pulled:
-    if kept["glob"] != glob or not _COMMIT.fullmatch(kept["commit"]):
+def _read(kept: dict[str, Any], cache: Path, repo: str) -> Pulled:
+    if not _COMMIT.fullmatch(kept["commit"]):
         raise ValueError(kept)
+    files = tuple(PulledFile(**file) for file in kept["files"])
     return Pulled(
         repo=repo,
-        glob=glob,
+        glob=kept["glob"],
         commit=kept["commit"],
         form=kept["form"],
-        files=tuple(PulledFile(**file) for file in kept["files"]),
+        files=files,
         projector=PulledFile(**kept["projector"]) if kept["projector"] else None,
-        folder=folder / kept["commit"],
+        folder=place(cache, repo, kept["commit"], "" if kept["form"] == "folder" else files[0].name),
     )
