@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -311,3 +313,33 @@ async def test_a_reference_is_resolved_by_a_pull(hub: Hub, cache: Path) -> None:
     assert caught.value.permanent
     with pytest.raises(LoadFailed, match=r"has no repository org/none for us; .* nor is there a folder"):
         await resolver.resolve("org/none", reports)
+
+
+async def test_a_full_disk_is_seen_before_the_first_byte(
+    hub: Hub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that cannot fit is refused with both figures and the fix, before a byte is asked for."""
+    shadow = tmp_path / "shadow"
+    shadow.mkdir()
+    # Imported by every Python that starts.
+    (shadow / "sitecustomize.py").write_text(
+        "import collections, shutil\n"
+        "usage = collections.namedtuple('usage', 'total used free')\n"
+        "shutil.disk_usage = lambda path: usage(10, 9, 1_000_000)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(shadow))
+    with pytest.raises(
+        LoadFailed, match=r"is full: org/tiny takes 2\.0 MB, 1\.0 MB are free; make room"
+    ) as caught:
+        await pulled(cache)
+    assert caught.value.permanent
+    assert hub.gets(NAME) == []
+    assert left(cache) == []
+
+
+def test_the_daemon_does_not_import_the_hub_library() -> None:
+    """What the daemon imports to pull holds neither huggingface-hub nor its HTTP client."""
+    names = ("huggingface_hub", "httpx2")
+    code = f"import sys, modeld.library.pull.client; print([name for name in {names} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "[]"
