@@ -1,7 +1,7 @@
 """From what a configuration names as a model to files on this disk, and to the memory they will take.
 
-`refs` and `resolve` find files, and `choose` which of a repository's; `fetch` gets those in packages, and
-`built` makes models from packages' weights.
+`refs` and `resolve` find files, and `choose` which of a repository's; `fetch` gets those in packages, `pull`
+those at a hub, and `built` makes models from packages' weights; each is a program, which `child` runs.
 
 `inspect` reads what one model's files say of themselves, and `listing` what all models in a tree of folders
 are (`walk` finds them, `entry` is one of them, `listing_cache` remembers). GGUF files are read by a program
