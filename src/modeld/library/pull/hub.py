@@ -1,6 +1,6 @@
 """The hub, by way of huggingface-hub, which nothing else imports: a repository's files, and the bytes of one.
 
-The usual variables hold: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, and HF_HOME (its token; its cache is not read).
+The usual variables hold: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, and HF_HOME (for its token, not its cache).
 """
 
 from __future__ import annotations
