@@ -143,7 +143,7 @@ def _explained(repo: str, file: str | None = None) -> Iterator[None]:
     except (httpx2.RemoteProtocolError, httpx2.ReadError) as error:
         raise Passing(f"{endpoint()} broke off: {_words(error)}") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, ConnectionError) as error:
-        raise Passing(f"{endpoint()} does not answer: {_words(error)}") from None
+        raise Passing(f"{endpoint()} does not answer: {_words(error)}", unreached=True) from None
 
 
 def _refusal(what: str, repo: str, file: str | None, error: HfHubHTTPError) -> Exception:

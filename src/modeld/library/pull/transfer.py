@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+UNREACHED_TRIES = 3
+"""Tries when no connection ever came about: whoever waits for a model is told so within seconds."""
+
 LONGEST_PAUSE = 30.0
 """Seconds between two tries at most, unless the hub asks for more; then up to ten times that."""
 
@@ -29,11 +32,15 @@ _PIECE = 1 << 20
 
 
 class Passing(Exception):
-    """The hub did not do what it should, and may do it next time. `wait`: seconds that it asks for."""
+    """The hub did not do what it should, and may do it next time.
 
-    def __init__(self, why: str, wait: float = 0.0) -> None:
+    `wait`: seconds that it asks for; `unreached`: there was no connection with it.
+    """
+
+    def __init__(self, why: str, wait: float = 0.0, *, unreached: bool = False) -> None:
         super().__init__(why)
         self.wait = wait
+        self.unreached = unreached
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +71,19 @@ class Patience:
         self._what = what
         self._sleep = sleep
         self._failed = 0
+        self._reached = False
 
     def progress(self) -> None:
         """Bytes have come: the count begins anew."""
         self._failed = 0
+        self._reached = True
 
     def failed(self, error: Passing) -> None:
         """Wait for the next try. Raises Refused, to be tried again later, when there were enough."""
         self._failed += 1
-        if self._failed >= self._limits.tries:
+        self._reached = self._reached or not error.unreached
+        most = self._limits.tries if self._reached else min(self._limits.tries, UNREACHED_TRIES)
+        if self._failed >= most:
             raise Refused(
                 f"{self._what} cannot be pulled now: {error} ({self._failed} tries); check the network, or "
                 "set HF_ENDPOINT to a mirror; what has arrived is kept, and the next pull goes on from there",
