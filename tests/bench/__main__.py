@@ -2,7 +2,8 @@
 
 The engine part serves the demo model twice, by llama.cpp alone and by modeld, and alternates
 requests between them. The gateway part uses the scripted loader, so that modeld itself is all there is to
-measure. The swap part asks for the model that is not loaded. Nothing here passes or fails: it prints figures.
+measure. The swap part asks for the model that is not loaded. translator, store, library and jobs
+are programs of their own. Nothing here passes or fails: it prints figures.
 """
 
 from __future__ import annotations
@@ -330,6 +331,16 @@ async def _load_seconds(daemon: Daemon, name: str) -> float:
     return sum(found)
 
 
+APART = ("translator", "store", "library", "jobs")
+"""Parts that are programs of their own: `python -m tests.bench.NAME`, some with options."""
+
+
+async def apart(name: str) -> None:
+    """Run a part that is a program."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", f"tests.bench.{name}")
+    await process.wait()
+
+
 async def main(parts: list[str], rounds: int) -> None:
     """Run the parts in a folder of their own."""
     steps: dict[str, Callable[[Path], Awaitable[None]]] = {
@@ -339,6 +350,9 @@ async def main(parts: list[str], rounds: int) -> None:
         "swap": swap_part,
     }
     for part in parts:
+        if part in APART:
+            await apart(part)
+            continue
         with tempfile.TemporaryDirectory(prefix="md") as folder:
             await steps[part](Path(folder))
 
@@ -348,8 +362,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "parts",
         nargs="*",
-        default=["start", "gateway", "engine", "swap"],
-        help="start, gateway, engine, swap",
+        default=["start", "gateway", "engine", "swap", *APART],
+        help="start, gateway, engine, swap, translator, store, library, jobs: what to measure",
     )
     parser.add_argument("--rounds", type=int, default=200, help="alternations of the engine part")
     arguments = parser.parse_args()
