@@ -39,6 +39,9 @@ SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadscope")
 them run in one process, for a debugger say.
 """
 
+IN_PAIRS = ("-n", "auto", "--maxprocesses", "2", "--dist", "loadscope")
+"""The same for tests that give processes seconds to be gone: two at a time, however many cores there are."""
+
 NOTHING_COLLECTED = 5
 """pytest's exit code."""
 
@@ -78,13 +81,13 @@ def component(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """The daemon as a process, with a real engine and the demo model."""
-    pytest(session, "tests/integration", side_by_side=False)
+    pytest(session, "tests/integration", how=IN_PAIRS)
 
 
 @nox.session
 def faults(session: nox.Session) -> None:
     """Kills, hangs, bad input, full queues."""
-    pytest(session, "tests/faults", side_by_side=False)
+    pytest(session, "tests/faults", how=IN_PAIRS)
 
 
 @nox.session
@@ -123,17 +126,16 @@ def bench(session: nox.Session) -> None:
 # --- one environment ----------------------------------------------------------------------------------------
 
 
-def pytest(session: nox.Session, *where: str, may_be_empty: bool = False, side_by_side: bool = True) -> None:
-    """Run the tests under `where`; none collected is a failure unless `may_be_empty`.
-
-    `side_by_side` is for tests that may share the machine: not those that give processes seconds to be gone.
-    """
+def pytest(
+    session: nox.Session, *where: str, may_be_empty: bool = False, how: tuple[str, ...] = SIDE_BY_SIDE
+) -> None:
+    """Run the tests under `where`; none collected is a failure unless `may_be_empty`."""
     codes = [0, NOTHING_COLLECTED] if may_be_empty else [0]
     paths = () if any(arg.startswith("tests") for arg in session.posargs) else where
     tool(
         session,
         "pytest",
-        *(SIDE_BY_SIDE if side_by_side else ()),
+        *how,
         *paths,
         *session.posargs,
         success_codes=codes,
@@ -197,7 +199,7 @@ def npm_packages(session: nox.Session) -> None:
     if shutil.which("npm") is None:
         session.error("this session needs npm (Node.js 20 or later) on PATH")
     if not _npm_installed():
-        session.run("npm", "ci", "--no-audit", "--no-fund", "--prefix", str(NPM), external=True)
+        session.run_install("npm", "ci", "--no-audit", "--no-fund", "--prefix", str(NPM), external=True)
 
 
 def _npm_installed() -> bool:

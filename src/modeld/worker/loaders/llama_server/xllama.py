@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,10 @@ def configure(params: Any, options: dict[str, Any]) -> None:
         FLAGS[flag](params, value)
 
 
+LAST_WORDS_S = 0.5
+"""Seconds for the engine to write down why it does not start."""
+
+
 def _draft(params: Any, options: dict[str, Any]) -> None:
     """Let a small model go ahead."""
     import xllamacpp
@@ -174,6 +179,8 @@ def main() -> int:
         print(ACCELERATORS + json.dumps(accelerators(xllamacpp.get_device_info())), flush=True)
         server = xllamacpp.Server(params)
     except (ValueError, OSError, RuntimeError) as error:
+        # llama.cpp logs from a thread of its own, which the end of the process does not wait for.
+        time.sleep(LAST_WORDS_S)
         print(error, file=sys.stderr, flush=True)
         return 1
     print(f"listening on {server.listening_address}", flush=True)
