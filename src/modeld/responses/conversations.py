@@ -11,9 +11,9 @@ from msgspec import Meta
 from modeld.errors import NotFound
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing
+from modeld.gateway.answer import json_answer
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.decoding import decode, invalid
-from modeld.gateway.encoding import dumps
 from modeld.ids import Identity, new_id
 from modeld.responses import context as contexts
 from modeld.responses import inputs, listing
@@ -77,7 +77,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
     id = request.match_info["id"]
     if not await context.conversations.delete(identity, id):
         raise _not_found(id)
-    return _json({"id": id, "object": "conversation.deleted", "deleted": True})
+    return json_answer({"id": id, "object": "conversation.deleted", "deleted": True})
 
 
 async def list_items(request: web.Request) -> web.StreamResponse:
@@ -85,7 +85,7 @@ async def list_items(request: web.Request) -> web.StreamResponse:
     context, identity = _who(request)
     id = request.match_info["id"]
     page = listing.page(request.query)
-    return _json(listing.listed(await _all(context, identity, id), page))
+    return json_answer(listing.listed(await _all(context, identity, id), page))
 
 
 async def add_items(request: web.Request) -> web.StreamResponse:
@@ -97,7 +97,7 @@ async def add_items(request: web.Request) -> web.StreamResponse:
     items = _items(body.items, await _all(context, identity, id))
     if not await context.conversations.add(identity, id, items):
         raise _not_found(id)
-    return _json(listing.listed(items, listing.Page(MOST_ITEMS, descending=False)))
+    return json_answer(listing.listed(items, listing.Page(MOST_ITEMS, descending=False)))
 
 
 async def fetch_item(request: web.Request) -> web.StreamResponse:
@@ -109,7 +109,7 @@ async def fetch_item(request: web.Request) -> web.StreamResponse:
     item = await context.conversations.item(identity, id, item_id)
     if item is None:
         raise _no_item(item_id)
-    return _json(item)
+    return json_answer(item)
 
 
 async def delete_item(request: web.Request) -> web.StreamResponse:
@@ -163,7 +163,7 @@ def _no_item(id: str) -> NotFound:
 
 
 def _shown(found: Conversation) -> web.Response:
-    return _json(
+    return json_answer(
         {
             "id": found.id,
             "object": "conversation",
@@ -171,10 +171,6 @@ def _shown(found: Conversation) -> web.Response:
             "created_at": int(found.created),
         }
     )
-
-
-def _json(value: Any) -> web.Response:
-    return web.Response(body=dumps(value), content_type="application/json")
 
 
 def add_routes(app: web.Application) -> None:

@@ -9,8 +9,8 @@ from aiohttp import web
 from modeld.errors import BadRequest
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing
+from modeld.gateway.answer import json_answer
 from modeld.gateway.body import expect, read_json
-from modeld.gateway.encoding import dumps
 from modeld.ids import new_id
 from modeld.protocol.tasks import ChatTask, Message
 from modeld.responses import compact as summaries
@@ -31,7 +31,7 @@ async def count(request: web.Request) -> web.StreamResponse:
     prepared = await _prepared(request, context)
     task = task_of(prepared, prepared.messages)
     tokens = await count_tokens(context, prepared, task, routing.priority(request))
-    return _json({"object": "response.input_tokens", "input_tokens": tokens})
+    return json_answer({"object": "response.input_tokens", "input_tokens": tokens})
 
 
 async def compact(request: web.Request) -> web.StreamResponse:
@@ -55,7 +55,7 @@ async def compact(request: web.Request) -> web.StreamResponse:
 
     output = summaries.items((*prepared.before, *prepared.given), text, seal, new_id)
     created = int(context.clock.time())
-    return _json(summaries.compacted(output, usage, id=new_id("resp_"), created=created))
+    return json_answer(summaries.compacted(output, usage, id=new_id("resp_"), created=created))
 
 
 async def _prepared(request: web.Request, context: Context) -> Prepared:
@@ -91,10 +91,6 @@ async def _shortened(context: Context, prepared: Prepared, priority: Priority) -
 
     before, given = await fitted(prepared.before, prepared.given, size, length, summaries.longest(length))
     return await plan(before, given)
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=dumps(value), content_type="application/json")
 
 
 def add_routes(app: web.Application) -> None:

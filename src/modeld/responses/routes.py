@@ -1,4 +1,4 @@
-"""`/v1/responses` over HTTP, at every gateway: create, fetch, follow, cancel, delete, count, compact."""
+"""`/v1/responses` over HTTP, at every gateway: create, fetch, follow, cancel, delete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aiohttp import web
 from modeld.errors import BadRequest, NotFound, StoreFailed
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing, sse
+from modeld.gateway.answer import json_answer
 from modeld.gateway.body import expect, read_json
-from modeld.gateway.encoding import dumps
 from modeld.gateway.envelope import CLIENT_CLOSED
 from modeld.gateway.exchange import Exchange
 from modeld.responses import context as contexts
@@ -22,7 +22,6 @@ from modeld.responses.background import Background
 from modeld.responses.context import Context
 from modeld.responses.engine import Run
 from modeld.responses.events import framed
-from modeld.responses.items import Response
 from modeld.responses.outlets import KEEPALIVE, EventStream, Whole
 from modeld.responses.prepare import Prepared, prepare
 from modeld.responses.request import read
@@ -56,7 +55,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         response = await run.go()
     finally:
         _note(exchange, run)
-    return _json(response)
+    return json_answer(response)
 
 
 async def _streamed(
@@ -81,7 +80,7 @@ async def _begin(request: web.Request, prepared: Prepared, *, streamed: bool) ->
     response = await background.submit(prepared, streamed=streamed)
     if streamed:
         return await _follow(request, response.id, -1)
-    return _json(response)
+    return json_answer(response)
 
 
 async def _follow(request: web.Request, id: str, after: int) -> web.StreamResponse:
@@ -137,7 +136,7 @@ async def fetch(request: web.Request) -> web.StreamResponse:
         return await _follow(request, id, -1 if after is None else after)
     if after is not None:
         raise BadRequest("starting_after needs stream=true", code="invalid_value", param="starting_after")
-    return _json(live) if live is not None else _stored(stored)
+    return json_answer(live) if live is not None else _stored(stored)
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
@@ -150,7 +149,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
     await request.app[BACKGROUND].cancel(identity, id, "deleted")
     if not await context.responses.delete(identity, id):
         raise not_found(id)
-    return _body(dumps({"id": id, "object": "response", "deleted": True}))
+    return json_answer({"id": id, "object": "response", "deleted": True})
 
 
 async def cancel(request: web.Request) -> web.StreamResponse:
@@ -185,7 +184,7 @@ async def input_items(request: web.Request) -> web.StreamResponse:
     items = await context.responses.inputs(identity, id)
     if items is None:
         raise not_found(id)
-    return _body(dumps(listing.listed(items, page)))
+    return json_answer(listing.listed(items, page))
 
 
 def _note(exchange: Exchange, run: Run) -> None:
@@ -213,19 +212,11 @@ def _starting_after(query: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _json(response: Response) -> web.Response:
-    return _body(dumps(response))
-
-
 def _stored(stored: Stored | None) -> web.Response:
     assert stored is not None
     fields: dict[str, Any] = msgspec.json.decode(stored.body)
     fields["output"] = stored.output
-    return _body(dumps(fields))
-
-
-def _body(data: bytes) -> web.Response:
-    return web.Response(body=data, content_type="application/json")
+    return json_answer(fields)
 
 
 def add_routes(app: web.Application) -> None:

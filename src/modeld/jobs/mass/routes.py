@@ -15,6 +15,7 @@ from aiohttp import web
 from modeld.errors import BadRequest, NotFound
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing
+from modeld.gateway.answer import json_answer
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.encoding import dumps
 from modeld.gateway.families import embeddings, models
@@ -176,7 +177,7 @@ def _flag(request: web.Request, name: str) -> bool:
 async def list_models(request: web.Request) -> web.StreamResponse:
     """List the models by name; sizes are what one copy takes of memory, in bytes."""
     cards = [{"id": status.served_name, "size_bytes": status.footprint} for status in _models(request)]
-    return _json(cards)
+    return json_answer(cards)
 
 
 async def detail(request: web.Request) -> web.StreamResponse:
@@ -187,7 +188,7 @@ async def detail(request: web.Request) -> web.StreamResponse:
         pool = request.app[routing.KEY].pool
         found = [routing.find(pool, "", wanted, param="id")]
     cards = [await _card(request, status) for status in found]
-    return _json(cards[0] if wanted is not None else cards)
+    return json_answer(cards[0] if wanted is not None else cards)
 
 
 def _models(request: web.Request) -> list[Status]:
@@ -209,10 +210,6 @@ async def _card(request: web.Request, status: Status) -> dict[str, Any]:
         "capabilities": list(facts.capabilities) if facts else [],
         "metadata": {} if describe is None else await describe(status),
     }
-
-
-def _json(body: object) -> web.Response:
-    return web.Response(body=dumps(body), content_type="application/json")
 
 
 def add_routes(app: web.Application, queue: Queue) -> None:
