@@ -79,6 +79,14 @@ class Batches:
         rows = await self._db.fetch(f"SELECT {_BATCH} FROM batch WHERE over = 0 ORDER BY key")
         return [StoredBatch(*row) for row in rows]
 
+    async def jobs_left(self) -> list[str]:
+        """Return the ids of jobs that are over and held for a batch that no longer needs them."""
+        rows = await self._db.fetch(
+            "SELECT id FROM job WHERE held AND status NOT IN ('pending', 'processing') "
+            "AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.id = job.id AND over = 0)"
+        )
+        return [id for (id,) in rows]
+
     async def sweep(self, now: float) -> int:
         """Forget batches whose time is over."""
         return await self._db.execute("DELETE FROM batch WHERE expires <= ?", (now,))

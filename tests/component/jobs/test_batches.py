@@ -342,7 +342,7 @@ async def test_a_step_that_could_not_be_stored_is_taken_again(
         assert await api.rows("file") == 2
 
 
-@pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "cancelling"])
+@pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "completed", "cancelling"])
 async def test_a_life_may_end_after_any_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
@@ -381,7 +381,10 @@ async def test_a_life_may_end_after_any_step(
         assert batch.status == ("cancelled" if status == "cancelling" else "completed")
         assert batch.request_counts is not None
         assert batch.request_counts.total == 3
-        assert await api.rows("job") == 0
+        assert len(await api.lines(batch.error_file_id or batch.output_file_id)) == 3
+        async with asyncio.timeout(20):
+            while await api.rows("job"):
+                await asyncio.sleep(0.002)
 
 
 async def test_batches_are_listed_page_by_page_and_are_their_callers(tmp_path: Path) -> None:
@@ -422,6 +425,50 @@ async def test_side_by_side_with_people_a_batch_gives_way(tmp_path: Path) -> Non
         batch = await api.over(batch)
         [only] = await api.lines(batch.output_file_id)
         assert only["response"]["body"]["choices"][0]["message"]["content"] == "late"
+
+
+async def test_a_batch_waits_where_there_are_jobs_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not refused once it was taken; one more is."""
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
+    async with serving(tmp_path, JobPool(answer=lambda name, task: []), jobs=JobLimits(most=1)) as api:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+        async with api.http.post(f"{api.url}/mass.llama-cpp.v1/Chat", json=body) as response:
+            assert response.status == 200
+        batch = await api.begin(chats(1))
+        await api.pool.until(lambda: len(api.pool.begun) == 1)
+        assert (await api.client.batches.retrieve(batch.id)).status == "validating"
+        with pytest.raises(openai.RateLimitError, match=r"jobs\.unfinished"):
+            await api.begin(chats(1))
+        api.pool.begun[0].feed(*said())
+        await api.pool.until(lambda: len(api.pool.begun) == 2)
+        api.pool.begun[1].feed(*said())
+        assert (await api.over(batch)).status == "completed"
+
+
+async def test_a_defect_ends_a_batch_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has failed without giving anything away, its job is gone, and the next batch is done."""
+
+    async def broken(*_: Any) -> Any:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(keeper, "SWEEP_S", 0.01)
+    async with serving(tmp_path) as api:
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper, "write", broken)
+            batch = await api.over(await api.begin(chats(1)))
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert batch.errors.data[0].code == "internal_error"
+        assert "secret" not in str(batch.errors.data[0].message)
+        async with asyncio.timeout(20):
+            while await api.rows("job"):
+                await asyncio.sleep(0.002)
+        assert (await api.over(await api.begin(chats(1)))).status == "completed"
 
 
 async def test_metadata_that_openai_would_refuse_is_refused(tmp_path: Path) -> None:

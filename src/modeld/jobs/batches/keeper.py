@@ -14,29 +14,32 @@ from typing import Any
 
 import msgspec
 
-from modeld.errors import Conflict, ModeldError, Overloaded, StoreFailed
-from modeld.gateway import routing
+from modeld.errors import Conflict, Overloaded, StoreFailed
 from modeld.gateway.encoding import dumps
 from modeld.gateway.routing import Gateway
-from modeld.ids import new_id
-from modeld.jobs.batches.answers import Answers
-from modeld.jobs.batches.lines import USES
-from modeld.jobs.batches.records import KIND, OVER, Batch, Counts, Detail, Mistake, Mistakes, Record
-from modeld.jobs.batches.scan import Scan, scan
+from modeld.jobs.batches.checking import Checked, checked
+from modeld.jobs.batches.records import (
+    KIND,
+    OVER,
+    Batch,
+    Counts,
+    Detail,
+    Mistake,
+    Mistakes,
+    Record,
+    counts_of,
+)
+from modeld.jobs.batches.writing import write
 from modeld.jobs.files import routes as files
-from modeld.jobs.files.shelf import Part
 from modeld.jobs.queue import Queue
 from modeld.store.batches import Batches, StoredBatch
 from modeld.store.files import StoredFile
-from modeld.store.job_records import Job, JobDraft
+from modeld.store.job_records import JobDraft
 
 _log = logging.getLogger("modeld.jobs")
 
 WINDOW_S = 86_400
 """Seconds that a batch may take."""
-
-PAGE = 64
-"""Answers in memory at once while output is written."""
 
 PAUSE_S = 5.0
 """Seconds after which a step is tried again that the disk or the store did not take."""
@@ -143,7 +146,7 @@ class Keeper:
         """Return a batch with the counts of this moment."""
         batch = _RECORD.decode(stored.body).batch
         if not stored.over and (job := await self._queue.get(None, stored.id)) is not None:
-            batch.request_counts = _counts(job)
+            batch.request_counts = counts_of(job)
         return batch
 
     # --- from step to step ----------------------------------------------------------------------------------
@@ -173,10 +176,10 @@ class Keeper:
         del self._live[live.batch.id]
 
     async def _give_up(self, live: _Live) -> None:
+        text = "modeld failed to do this batch; its log has the reason."
         try:
-            await self._fail(
-                live, [Mistake("internal_error", "modeld failed to do this batch; its log has the reason.")]
-            )
+            await self._fail(live, [Mistake("internal_error", text)])
+            await self._queue.cancel(None, live.batch.id)
         except StoreFailed:
             await asyncio.sleep(PAUSE_S)
 
@@ -190,51 +193,31 @@ class Keeper:
                 await self._finish(live)
 
     async def _check(self, live: _Live) -> None:
-        batch, record = live.batch, live.record
-        if self._now() >= (batch.expires_at or 0):
+        batch = live.batch
+        if self._now() >= (batch.expires_at or 0) and await self._queue.get(None, batch.id) is None:
             await self._become(live, status="expired", expired_at=self._now())
             return
-        if record.refusal is not None:
-            await self._fail(live, [record.refusal])
+        if self._queue.unfinished >= self._queue.limits.most:  # it would be checked for nothing
+            await asyncio.sleep(PAUSE_S)
             return
-        lent, longest = self._room.shelf.lent(batch.id), self._gateway.settings.max_request_body
-        try:
-            async with self._checks:
-                found = await asyncio.to_thread(scan, lent, batch.endpoint, longest, record.sha256)
-        except FileNotFoundError:
-            await self._fail(live, [Mistake("invalid_request", "The input file is gone.")])
-            return
-        key, mistakes = self._model(record, found)
-        if mistakes:
-            await self._fail(live, mistakes)
+        async with self._checks:
+            found = await checked(self._gateway, self._room.shelf, live.record)
+        if found.mistakes:
+            await self._fail(live, found.mistakes)
             return
         async with live.turn:
             if live.batch.status != "validating":  # it was cancelled meanwhile
                 return
-            await self._submit(live, key, found)
-            counts = Counts(total=len(found.requests))
+            await self._submit(live, found)
             await self._become(
                 live,
                 status="in_progress",
                 in_progress_at=self._now(),
                 model=found.model,
-                request_counts=counts,
+                request_counts=Counts(total=len(found.requests)),
             )
 
-    def _model(self, record: Record, found: Scan) -> tuple[str, list[Mistake]]:
-        """Return the pool's key of the model that a file is for, and all that is wrong with the file."""
-        if found.model is None:
-            return "", found.mistakes
-        try:
-            status = routing.find(self._gateway.pool, record.gateway, found.model)
-            if status.usecase != USES[record.batch.endpoint]:
-                raise routing.wrong_use(found.model, status)
-        except ModeldError as error:
-            wrong = Mistake(error.code, error.message, found.model_line, "body.model")
-            return "", [*found.mistakes, wrong]
-        return status.name, found.mistakes
-
-    async def _submit(self, live: _Live, key: str, found: Scan) -> None:
+    async def _submit(self, live: _Live, found: Checked) -> None:
         batch = live.batch
         if await self._queue.get(None, batch.id) is not None:  # an earlier life has
             return
@@ -243,8 +226,8 @@ class Keeper:
                 id=batch.id,
                 identity=live.identity,
                 kind=KIND,
-                model=key,
-                requests=tuple(found.requests),
+                model=found.key,
+                requests=found.requests,
                 created=self._room.clock.time(),
                 detail=dumps(Detail(batch.endpoint, live.record.gateway)),
                 deadline=batch.expires_at,
@@ -283,47 +266,17 @@ class Keeper:
             ended = {"status": "completed", "completed_at": self._now()}
         if job is None:  # it was cancelled before there was one
             await self._become(live, **ended)
-        else:
-            async with self._outputs:
-                await self._write(live, job, ended)
-            await self._queue.delete(None, batch.id)
-
-    async def _write(self, live: _Live, job: Job, ended: dict[str, Any]) -> None:
-        answers, kept = Answers(self._room.shelf, live.batch.id), list[StoredFile]()
-        try:
-            after = -1
-            while results := await self._queue.store.results(job.key, after, PAGE):
-                await asyncio.to_thread(answers.add, results)
-                after = results[-1].place
-            ids: list[str | None] = []
-            for part, word in ((answers.good, "output"), (answers.bad, "error")):
-                if part is not None:
-                    kept.append(self._described(live, part, word))
-                    await asyncio.to_thread(part.keep, kept[-1].id)
-                ids.append(None if part is None else kept[-1].id)
-            ended |= {"output_file_id": ids[0], "error_file_id": ids[1], "request_counts": _counts(job)}
-            ended["usage"] = answers.usage
-            await self._become(live, tuple(kept), **ended)
-        except BaseException:
-            if live.batch.status not in OVER:
-                for file in kept:
-                    self._room.shelf.remove(file.id)
-            raise
-        finally:
-            answers.drop()
-
-    def _described(self, live: _Live, part: Part, word: str) -> StoredFile:
-        now, keep_s = self._room.clock.time(), live.record.keep_s
-        return StoredFile(
-            id=new_id("file-"),
-            identity=live.identity,
-            purpose="batch_output",
-            filename=f"{live.batch.id}_{word}.jsonl",
-            bytes=part.size,
-            sha256=part.sha256,
-            created=now,
-            expires=None if keep_s is None else now + keep_s,
-        )
+            return
+        async with self._outputs:
+            written = await write(self._room, self._queue.store, live.identity, live.record, job)
+            try:
+                await self._become(
+                    live, written.files, **ended, **written.changes, request_counts=counts_of(job)
+                )
+            except StoreFailed:
+                written.drop(self._room.shelf)
+                raise
+        await self._queue.delete(None, batch.id)
 
     async def _lose(self, live: _Live) -> None:
         text = "The results of this batch are gone: its job was removed before they were written to a file."
@@ -354,6 +307,8 @@ class Keeper:
                     for id in gone:
                         self._room.shelf.remove(id)
                 await self._batches.sweep(self._room.clock.time())
+                for id in await self._batches.jobs_left():
+                    await self._queue.delete(None, id)
             except (StoreFailed, OSError) as failure:
                 _log.warning("expired files stay for now: %s", failure)
             await asyncio.sleep(SWEEP_S)
@@ -362,7 +317,3 @@ class Keeper:
 def _stored(identity: str, record: Record, expires: float | None) -> StoredBatch:
     over = record.batch.status in OVER
     return StoredBatch(record.batch.id, identity, dumps(record), over, expires if over else None)
-
-
-def _counts(job: Job) -> Counts:
-    return Counts(total=job.items, completed=job.done, failed=job.failed)

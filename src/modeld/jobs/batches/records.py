@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from modeld.store.job_records import Job
+
 Status: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
@@ -23,6 +25,11 @@ class Counts(msgspec.Struct):
     total: int = 0
     completed: int = 0
     failed: int = 0
+
+
+def counts_of(job: Job) -> Counts:
+    """Return how many requests of a batch's job have ended, and how."""
+    return Counts(total=job.items, completed=job.done, failed=job.failed)
 
 
 class Mistake(msgspec.Struct):

@@ -32,3 +32,4 @@ CREATE INDEX batch_expires ON batch (expires) WHERE expires IS NOT NULL;
 
 -- A job that is held never expires: who submitted it clears it away.
 ALTER TABLE job ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX job_held ON job (id) WHERE held;
