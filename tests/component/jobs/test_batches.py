@@ -114,7 +114,7 @@ async def test_what_fails_of_a_batch_is_in_its_error_file(tmp_path: Path) -> Non
         return [EngineError("no")] if number_of(task) == 3 else everything(name, task)
 
     async with serving(tmp_path, JobPool(answer=answer)) as api:
-        data = chat(0) + chat(1, messages=[]) + chat(2, stream=True) + chat(3) + chat(4)
+        data = chat(0) + chat(1, messages=[]) + chat(2, modalities=["audio"]) + chat(3) + chat(4)
         batch = await api.over(await api.begin(data))
         assert batch.status == "completed"
         assert batch.request_counts is not None
@@ -124,15 +124,16 @@ async def test_what_fails_of_a_batch_is_in_its_error_file(tmp_path: Path) -> Non
         assert [one["custom_id"] for one in failed] == ["line-1", "line-2", "line-3"]
         assert [one["response"]["status_code"] for one in failed] == [400, 400, 502]
         errors = [one["response"]["body"]["error"] for one in failed]
-        assert [error["param"] for error in errors] == ["messages", "stream", None]
+        assert [error["param"] for error in errors] == ["messages", "modalities", None]
         assert errors[2] == {"message": "no", "type": "server_error", "param": None, "code": "engine_error"}
-        assert all(one["error"] is None for one in failed)
+        for one, error in zip(failed, errors, strict=True):
+            assert one["error"] == {"code": error["code"], "message": error["message"]}
 
 
 async def test_a_batch_of_nothing_but_failures_is_completed(tmp_path: Path) -> None:
     """It has an error file and no output file."""
     async with serving(tmp_path) as api:
-        batch = await api.over(await api.begin(chat(0, stream=True) + chat(1, stream=True)))
+        batch = await api.over(await api.begin(chat(0, n=0) + chat(1, n=99)))
         assert (batch.status, batch.output_file_id) == ("completed", None)
         assert len(await api.lines(batch.error_file_id)) == 2
 
@@ -149,8 +150,8 @@ async def test_a_batch_of_nothing_but_failures_is_completed(tmp_path: Path) -> N
             chats(2),
             EMBED,
             [
-                ("mismatched_url", 1, "url"),
-                ("mismatched_url", 2, "url"),
+                ("invalid_url", 1, "url"),
+                ("invalid_url", 2, "url"),
                 ("unsupported_task", 1, "body.model"),
             ],
         ),
@@ -186,7 +187,10 @@ async def test_an_input_that_is_not_there_or_is_for_something_else(tmp_path: Pat
             assert batch.status == "failed"
             assert batch.errors is not None
             assert batch.errors.data is not None
-            assert (batch.errors.data[0].code, batch.errors.data[0].param) == ("invalid_request", "file_id")
+            assert (batch.errors.data[0].code, batch.errors.data[0].param) == (
+                "invalid_request",
+                "input_file_id",
+            )
 
 
 @pytest.mark.parametrize(
@@ -413,18 +417,24 @@ async def test_batches_are_listed_page_by_page_and_are_their_callers(tmp_path: P
                     batch = await other.batches.retrieve(batch.id)
 
 
-async def test_side_by_side_with_people_a_batch_gives_way(tmp_path: Path) -> None:
-    """Its calls are those of jobs: low priority, and they yield."""
+@pytest.mark.parametrize(
+    ("data", "endpoint"), [(chats(1), CHAT), (line("a", {"model": "tiny", "input": "x"}, RESPOND), RESPOND)]
+)
+async def test_side_by_side_with_people_a_batch_gives_way(tmp_path: Path, data: bytes, endpoint: str) -> None:
+    """Its calls are those of jobs: low priority, and they yield; then they begin anew."""
     async with serving(tmp_path, JobPool(answer=lambda name, task: [])) as api:
-        batch = await api.begin(chats(1))
+        batch = await api.begin(data, endpoint)
         await api.pool.until(lambda: bool(api.pool.begun))
         assert api.pool.begun[0].yields
+        api.pool.begun[0].feed(*said("half an answer")[:1])
         api.pool.begun[0].give_way()
         await api.pool.until(lambda: len(api.pool.begun) == 2)
         api.pool.begun[1].feed(*said("late"))
         batch = await api.over(batch)
         [only] = await api.lines(batch.output_file_id)
-        assert only["response"]["body"]["choices"][0]["message"]["content"] == "late"
+        assert '"late"' in json.dumps(only["response"]["body"])
+        assert "half" not in json.dumps(only)
+        assert await api.rows("response") == (endpoint == RESPOND)
 
 
 async def test_a_batch_waits_where_there_are_jobs_enough(

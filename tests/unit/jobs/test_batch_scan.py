@@ -39,23 +39,24 @@ def scanned(folder: Path, data: bytes, longest: int = LONGEST) -> Scan:
     ("raw", "code", "param"),
     [
         (b"nothing", "invalid_json_line", None),
-        (b"[1]", "invalid_json_line", None),
+        (b"[1]", "invalid_request", None),
         (b'{"custom_id":"a"', "invalid_json_line", None),
         (b'{"custom_id":"\xff"}', "invalid_json_line", None),
         (b'{"a":' + b"[" * 1500, "invalid_json_line", None),
         (line(custom_id=None), "missing_required_parameter", "custom_id"),
-        (line(custom_id=7), "invalid_value", "custom_id"),
-        (line(custom_id=""), "invalid_value", "custom_id"),
-        (line(custom_id="x" * 513), "invalid_value", "custom_id"),
+        (line(custom_id=7), "invalid_request", "custom_id"),
+        (line(custom_id=""), "invalid_request", "custom_id"),
+        (line(custom_id="x" * 513), "invalid_request", "custom_id"),
         (line(custom_id="first"), "duplicate_custom_id", "custom_id"),
         (line(method=None), "missing_required_parameter", "method"),
         (line(method="GET"), "invalid_method", "method"),
         (line(url=None), "missing_required_parameter", "url"),
-        (line(url="/v1/embeddings"), "mismatched_url", "url"),
+        (line(url="/v1/embeddings"), "invalid_url", "url"),
         (line(body=None), "missing_required_parameter", "body"),
-        (line(body=[]), "invalid_type", "body"),
-        (line(body={}), "missing_required_parameter", "body.model"),
-        (line(body={"model": 1}), "invalid_type", "body.model"),
+        (line(body=[]), "invalid_request", "body"),
+        (line(body={}), "invalid_request", "body.model"),
+        (line(body={"model": 1}), "invalid_request", "body.model"),
+        (line(body={"model": "m", "stream": True}), "streaming_unsupported", "body.stream"),
         (line(body={"model": "n"}), "mismatched_model", "body.model"),
         (line(body={"model": "m", "x": "y" * LONGEST}), "line_too_long", None),
     ],
@@ -165,6 +166,7 @@ def test_every_end_of_a_request_has_its_line(tmp_path: Path) -> None:
         "batch_cancelled",
         "too_many_attempts",
     ]
+    assert [one["error"]["code"] for one in (bad[0], bad[4])] == ["x", "internal_error"]
     assert bad[4]["response"]["body"]["error"]["type"] == "server_error"
     answers.drop()
     assert shelf.path("good").exists()

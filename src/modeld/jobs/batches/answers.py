@@ -6,7 +6,6 @@ It reads the input once more, for the names of the lines, and is for a thread.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +97,7 @@ class Answers:
 
     def drop(self) -> None:
         """Forget what was not kept, and read the input no further; raises nothing."""
-        with suppress(ValueError):  # a thread is at it, which ends it itself
-            self._names.close()
+        self._names.close()
         for part in (self.good, self.bad):
             if part is not None:
                 part.drop()
@@ -121,12 +119,15 @@ class Answers:
 
 
 def _failed(name: str, result: ItemResult) -> bytes:
-    """Return the line of a request without an answer: what the endpoint said, or why it was not asked."""
+    """Return the line of a request without an answer: what the endpoint said, or why it was not asked.
+
+    The error stands in its own place too where it has a response: there are clients that look only there.
+    """
     if result.body is None:
         return _line(name, None, CANCELLED)
     failure = _FAILURE.decode(result.body)
+    told = {"code": failure.code, "message": failure.message}
     if failure.status is None:
-        told = {"code": failure.code, "message": failure.message}
         return _line(name, None, EXPIRED if failure.code == "expired" else told)
     error = {
         "message": failure.message,
@@ -134,7 +135,7 @@ def _failed(name: str, result: ItemResult) -> bytes:
         "param": failure.param,
         "code": failure.code,
     }
-    return _line(name, _response(failure.status, {"error": error}), None)
+    return _line(name, _response(failure.status, {"error": error}), told)
 
 
 def _response(status: int, body: Any) -> dict[str, Any]:

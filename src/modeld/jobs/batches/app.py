@@ -9,6 +9,7 @@ from pathlib import Path
 from aiohttp import web
 
 from modeld.clock import Clock
+from modeld.errors import StartupError
 from modeld.gateway import routing
 from modeld.jobs import app as jobs
 from modeld.jobs.batches import routes
@@ -39,9 +40,12 @@ async def serving_jobs_and_batches(
 ) -> AsyncIterator[jobs.Room]:
     """Serve jobs, files and batches for as long as the block lasts; files lie in `folder`.
 
-    The application has the Responses API when the first batch for it runs. Raises StoreFailed, OSError.
+    The application has the Responses API when the first batch for it runs. Raises StartupError, StoreFailed.
     """
-    shelf = Shelf(folder)
+    try:
+        shelf = Shelf(folder)
+    except OSError as error:
+        raise StartupError(f"cannot use {folder} for files: {error.strerror or error}; fix that") from error
     room = files.Room(Files(database), shelf, file_limits, clock)
     kinds = {KIND: Lines(app, shelf)}
     async with (

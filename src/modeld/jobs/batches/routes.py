@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import msgspec
@@ -20,7 +19,7 @@ from modeld.jobs.batches.keeper import WINDOW_S, Keeper
 from modeld.jobs.batches.lines import USES
 from modeld.jobs.batches.records import Batch, Mistake, Record
 from modeld.jobs.files import routes as files
-from modeld.jobs.files.shelf import failed
+from modeld.jobs.files.shelf import failed, unbroken
 from modeld.responses.request import Metadata
 
 WINDOW = "24h"
@@ -77,8 +76,8 @@ async def create(request: web.Request) -> web.StreamResponse:
         gateway=where,
         keep_s=keep_s,
     )
-    await _with_input(room, identity, record)
     try:
+        await _with_input(room, identity, record)
         batch = await keeper.begin(identity, record)
     except BaseException:
         room.shelf.remove(record.batch.id)
@@ -92,17 +91,19 @@ async def _with_input(room: files.Room, identity: str, record: Record) -> None:
     file = await room.files.get(identity, id)
     if file is None:
         text = f"Cannot find file {id}, or you do not have access to it."
-        record.refusal = Mistake("invalid_request", text, param="file_id")
+        record.refusal = Mistake("invalid_request", text, param="input_file_id")
         return
     if file.purpose != "batch":
         text = f"The file {id} was uploaded with the purpose '{file.purpose}'; a batch needs 'batch'."
-        record.refusal = Mistake("invalid_request", text, param="file_id")
+        record.refusal = Mistake("invalid_request", text, param="input_file_id")
         return
     record.sha256 = file.sha256
     try:
-        await asyncio.to_thread(room.shelf.lend, file.id, record.batch.id)
+        await unbroken(room.shelf.lend, file.id, record.batch.id)
     except FileNotFoundError:
-        record.refusal = Mistake("invalid_request", f"The content of the file {id} is gone.", param="file_id")
+        record.refusal = Mistake(
+            "invalid_request", f"The content of the file {id} is gone.", param="input_file_id"
+        )
     except OSError as error:
         raise failed(error) from error
 

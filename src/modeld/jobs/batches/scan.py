@@ -38,6 +38,7 @@ class Line(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     model: Any = None
+    stream: Any = None
 
 
 LINE = msgspec.json.Decoder(Line)
@@ -115,6 +116,9 @@ class _Scanner:
     def look(self, number: int, offset: int, raw: bytes) -> None:
         try:
             line = LINE.decode(raw)
+        except msgspec.ValidationError:
+            self.add(Mistake("invalid_request", "This line is not a JSON object.", number))
+            return
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.add(Mistake("invalid_json_line", "This line is not parseable as valid JSON.", number))
             return
@@ -139,7 +143,7 @@ class _Scanner:
             yield _missing("url")
         elif line.url != self._endpoint:
             yield Mistake(
-                "mismatched_url",
+                "invalid_url",
                 f"The URL of this request is not the endpoint of the batch, {self._endpoint}.",
                 param="url",
             )
@@ -151,7 +155,7 @@ class _Scanner:
             return
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID:
             yield Mistake(
-                "invalid_value", f"custom_id is text of 1 to {LONGEST_ID} characters.", param="custom_id"
+                "invalid_request", f"custom_id is text of 1 to {LONGEST_ID} characters.", param="custom_id"
             )
             return
         digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -168,14 +172,21 @@ class _Scanner:
             yield _missing("body")
             return
         try:
-            model = _BODY.decode(raw).model
+            body = _BODY.decode(raw)
         except msgspec.ValidationError:
-            yield Mistake("invalid_type", "The body of a request is a JSON object.", param="body")
+            yield Mistake("invalid_request", "The body of a request is a JSON object.", param="body")
             return
+        if body.stream:
+            yield Mistake(
+                "streaming_unsupported", "The answers of a batch come in a file.", param="body.stream"
+            )
+        yield from self._wrong_model(body.model)
+
+    def _wrong_model(self, model: Any) -> Iterator[Mistake]:
         if model is None:
-            yield _missing("body.model")
+            yield Mistake("invalid_request", "A request names its model.", param="body.model")
         elif not isinstance(model, str):
-            yield Mistake("invalid_type", "The name of a model is text.", param="body.model")
+            yield Mistake("invalid_request", "The name of a model is text.", param="body.model")
         elif self.scan.model is None:
             self.scan.model = model
         elif model != self.scan.model:

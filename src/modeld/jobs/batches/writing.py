@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from modeld.ids import new_id
 from modeld.jobs.batches.answers import Answers
 from modeld.jobs.batches.records import Record
 from modeld.jobs.files.routes import Room
-from modeld.jobs.files.shelf import Part, Shelf
+from modeld.jobs.files.shelf import Part, Shelf, unbroken
 from modeld.store.files import StoredFile
 from modeld.store.job_records import Job
 from modeld.store.jobs import Jobs
@@ -42,14 +41,14 @@ async def write(room: Room, store: Jobs, identity: str, record: Record, job: Job
     try:
         after = -1
         while results := await store.results(job.key, after, PAGE):
-            await asyncio.to_thread(answers.add, results)
+            await unbroken(answers.add, results)
             after = results[-1].place
         for part, word in ((answers.good, "output"), (answers.bad, "error")):
             if part is not None:
                 file = _described(room, identity, record, part, word)
                 files.append(file)
                 ids[word] = file.id
-                await asyncio.to_thread(part.keep, file.id)
+                await unbroken(part.keep, file.id)
     except BaseException:
         for file in files:
             room.shelf.remove(file.id)

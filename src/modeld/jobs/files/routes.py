@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from modeld.gateway.decoding import invalid, missing
 from modeld.gateway.encoding import dumps
 from modeld.ids import new_id
 from modeld.jobs.files.limits import FileLimits
-from modeld.jobs.files.shelf import Shelf
+from modeld.jobs.files.shelf import Shelf, unbroken
 from modeld.jobs.files.upload import Upload, check_announced, received
 from modeld.store.files import Files, StoredFile
 
@@ -85,8 +84,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     async with received(request, room.shelf, room.limits.largest, settings.body_stall_timeout) as upload:
         file = _checked(room, upload, request[exchanges.KEY].identity)
         assert upload.part is not None
-        await asyncio.to_thread(upload.part.keep, file.id)
         try:
+            await unbroken(upload.part.keep, file.id)
             held = await room.files.add(file, room.limits.together)
         except BaseException:  # also when the client leaves: it never learns the id
             room.shelf.remove(file.id)

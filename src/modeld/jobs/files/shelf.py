@@ -6,15 +6,21 @@ touch the disk, and those that take long say so: they are for a thread. All rais
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from modeld.errors import StoreFailed
 from modeld.ids import new_id
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 PART = "part_"
 """How the name of a file begins that is not whole yet."""
@@ -116,6 +122,21 @@ class Shelf:
             with suppress(OSError):
                 entry.unlink()
         return len(strange)
+
+
+async def unbroken(work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Do something on a thread, and see it through: cancelled, it is over before that is raised.
+
+    So nothing appears on the disk behind the back of who clears up.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **options))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at, for nobody waits for it
+        raise
 
 
 def failed(error: OSError) -> StoreFailed:

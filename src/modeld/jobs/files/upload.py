@@ -11,7 +11,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from modeld.errors import BadRequest, TooLarge, UnsupportedMedia
-from modeld.jobs.files.shelf import Part, Shelf, failed
+from modeld.jobs.files.shelf import Part, Shelf, failed, unbroken
 
 PIECE = 1 << 20
 """Bytes that are gathered before a thread writes them."""
@@ -104,7 +104,7 @@ async def _take_file(
         if upload.part.size + gathered > largest:
             raise _too_large("the file is larger", largest)
         if gathered >= PIECE or not piece:
-            await asyncio.to_thread(upload.part.write, b"".join(pieces))
+            await unbroken(upload.part.write, b"".join(pieces))
             pieces, gathered = [], 0
         if not piece:
             return
