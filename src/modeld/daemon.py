@@ -41,7 +41,9 @@ from modeld.hardware import host
 from modeld.hardware.machine import Probe
 from modeld.hardware.probe import system_probe
 from modeld.ids import new_id
-from modeld.jobs.app import Room, serving_jobs
+from modeld.jobs.app import Room
+from modeld.jobs.batches.app import serving_jobs_and_batches
+from modeld.jobs.files.limits import FileLimits
 from modeld.jobs.limits import JobLimits
 from modeld.library.estimate import estimate_file
 from modeld.library.resolve import Resolver
@@ -59,7 +61,6 @@ from modeld.store.conversations import Conversations
 from modeld.store.db import Database
 from modeld.store.effective import EffectiveConfig, StoredModel
 from modeld.store.footprints import Footprints
-from modeld.store.jobs import Jobs
 from modeld.store.responses import Responses
 from modeld.supervisor import leftovers
 from modeld.supervisor.capabilities import Capabilities, override_from
@@ -143,7 +144,7 @@ async def run(
         metrics.watch_devices(lambda: _device_samples(pool))
         await stack.enter_async_context(pool)
         await stack.enter_async_context(_responses(config, state, database, pool, gateway, clock))
-        jobs = await stack.enter_async_context(_jobs(config, database, pool, gateway, clock))
+        jobs = await stack.enter_async_context(_jobs(config, state, database, pool, gateway, clock))
         control = await stack.enter_async_context(
             Control(
                 pool,
@@ -365,16 +366,21 @@ async def _responses(
 
 
 def _jobs(
-    config: Config, database: Database, pool: Pool, gateway: web.Application, clock: Clock
+    config: Config, state: Path, database: Database, pool: Pool, gateway: web.Application, clock: Clock
 ) -> AbstractAsyncContextManager[Room]:
-    """Add the jobs to the gateway; what is at work at the end of the block is given back."""
+    """Add jobs, files and batches to the gateway; what is at work at the end of the block is given back."""
     limits = JobLimits(
         keep_s=_seconds(config.jobs.keep),
         patience_s=_seconds(config.jobs.patience),
         most=config.jobs.unfinished,
         wait_s=config.jobs.wait,
     )
-    return serving_jobs(gateway, Jobs(database, new_id("life_")), pool, limits, clock)
+    files = FileLimits(
+        largest=config.files.largest, together=config.files.together, keep_s=_seconds(config.files.keep)
+    )
+    return serving_jobs_and_batches(
+        gateway, database, new_id("life_"), pool, limits, files, state / "files", clock
+    )
 
 
 def _seconds(duration: float) -> float | None:

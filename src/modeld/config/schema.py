@@ -181,6 +181,20 @@ class Jobs(Section):
     )
 
 
+class Files(Section):
+    """Files that callers upload and batches write: how much of them, and for how long."""
+
+    largest: Size = Field(default=512 * 1024**2, gt=0, description="Largest file that can be uploaded.")
+    together: Size = Field(
+        default=10 * 1024**3, gt=0, description="Bytes that all files of one caller may have."
+    )
+    keep: Duration = Field(
+        default=30 * 86400.0,
+        description="How long a batch's input, its output and the batch itself are kept: seconds, 12h, 30d "
+        "or never (for ever). Other files stay until they are deleted.",
+    )
+
+
 class Mcp(Section):
     """MCP servers that callers of the Responses API name, and what modeld lets them do."""
 
@@ -275,6 +289,7 @@ class Config(Section):
         default=Responses(), description="What is kept of the Responses API, and for how long."
     )
     jobs: Jobs = Field(default=Jobs(), description="Limits of work that is submitted and fetched later.")
+    files: Files = Field(default=Files(), description="Limits of callers' files and of what batches write.")
     mcp: Mcp = Field(default=Mcp(), description="Limits of the MCP servers that callers name.")
     log: Log = Field(default=Log(), description="How the daemon logs.")
     engines: Engines = Field(default=Engines(), description="Engines, for all models that use them.")

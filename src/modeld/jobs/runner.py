@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from modeld.errors import ModeldError, StoreFailed
+from modeld.gateway.envelope import row_of
 from modeld.ids import Identity
 from modeld.jobs import rules
 from modeld.jobs.ports import Kind, Pool, Stream
@@ -229,11 +230,13 @@ class Runner:
         item = run.item
         if not isinstance(error, ModeldError):
             _log.error("a defect of modeld in a job", exc_info=error, extra={"job": item.job_id})
-            await self._end(item, failure("internal_error", BUG), failed=True)
+            await self._end(item, failure("internal_error", BUG, status=500), failed=True)
             return
         verdict = rules.after(error, item.attempts)
         if verdict is Next.FAIL:
-            await self._end(item, failure(error.code, error.message), failed=True)
+            row = row_of(error)
+            told = failure(error.code, error.message, status=row.status, type=row.type, param=error.param)
+            await self._end(item, told, failed=True)
             return
         if verdict is Next.YIELD:
             self._yielded[item.key] += 1

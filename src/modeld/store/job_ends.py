@@ -15,9 +15,9 @@ LATE = "the job had not ended by its deadline"
 _Read = Callable[[Transaction, int], Awaitable[Job | None]]
 
 
-def failure(code: str, message: str) -> bytes:
-    """Return the JSON of an item that failed."""
-    return msgspec.json.encode({"code": code, "message": message})
+def failure(code: str, message: str, **more: str | int | None) -> bytes:
+    """Return the JSON of an item that failed; `more` is for who reads the kind's results."""
+    return msgspec.json.encode({"code": code, "message": message, **more})
 
 
 async def settle(transaction: Transaction, key: int, now: float, keep_s: float | None) -> None:
@@ -25,7 +25,7 @@ async def settle(transaction: Transaction, key: int, now: float, keep_s: float |
     expires = None if keep_s is None else now + keep_s
     await transaction.execute(
         "UPDATE job SET status = CASE WHEN failed = items THEN 'error' ELSE 'done' END, ended = ?, "
-        "expires = ?, owner = NULL, beat = NULL "
+        "expires = CASE WHEN held THEN NULL ELSE ? END, owner = NULL, beat = NULL "
         "WHERE key = ? AND status IN ('pending', 'processing') AND done + failed = items",
         (now, expires, key),
     )
@@ -63,7 +63,8 @@ async def end_rest(
         )
     await transaction.execute(
         "UPDATE job SET status = ?, code = ?, error = ?, failed = failed + ?, waiting = 0, ended = ?, "
-        "expires = ?, owner = NULL, beat = NULL WHERE key = ? AND status IN ('pending', 'processing')",
+        "expires = CASE WHEN held THEN NULL ELSE ? END, owner = NULL, beat = NULL "
+        "WHERE key = ? AND status IN ('pending', 'processing')",
         (status, code, error, failed, now, None if keep_s is None else now + keep_s, key),
     )
 

@@ -44,6 +44,7 @@ async def add(db: Database, drafts: Sequence[JobDraft]) -> list[Added]:
                     draft.deadline,
                     draft.token,
                     draft.digest,
+                    draft.held,
                 )
             )
             items += [(key, place, request) for place, request in enumerate(draft.requests)]
@@ -51,7 +52,7 @@ async def add(db: Database, drafts: Sequence[JobDraft]) -> list[Added]:
             key += 1
         await transaction.execute_many(
             "INSERT INTO job (key, id, identity, kind, model, detail, status, items, waiting, created, "
-            "deadline, token, digest) VALUES (?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?, ?, ?)",
+            "deadline, token, digest, held) VALUES (?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?, ?, ?, ?, ?)",
             jobs,
         )
         await transaction.execute_many("INSERT INTO job_item (job, place, request) VALUES (?, ?, ?)", items)

@@ -21,7 +21,7 @@ class JobDraft(msgspec.Struct, frozen=True):
 
     `detail`: JSON that the kind wants to find again. `deadline`: when what has not ended fails, None: never.
     `token` with `digest`: the caller's own name for this submission, and what tells another one apart that
-    goes by the same name.
+    goes by the same name. `held`: the job never expires; who submitted it clears it away.
     """
 
     id: str
@@ -34,6 +34,7 @@ class JobDraft(msgspec.Struct, frozen=True):
     deadline: float | None = None
     token: str | None = None
     digest: bytes | None = None
+    held: bool = False
 
 
 class Job(msgspec.Struct, frozen=True):

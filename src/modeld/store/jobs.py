@@ -255,7 +255,8 @@ class Jobs:
             "SELECT place, result FROM job_item WHERE job = ? AND state = 3 ORDER BY place LIMIT ?",
             (key, limit),
         )
-        return [ItemFailure(place=place, **msgspec.json.decode(result)) for place, result in rows]
+        failures = [(place, msgspec.json.decode(result)) for place, result in rows]
+        return [ItemFailure(place, told["code"], told["message"]) for place, told in failures]
 
     async def newest(self, limit: int, *, unfinished: bool = False) -> list[Job]:
         """Return jobs of all callers, the newest first."""

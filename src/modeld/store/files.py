@@ -1,0 +1,110 @@
+"""What is known of the files of callers; what they hold lies in a folder, see `jobs.files`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from modeld.store.db import Database, Transaction
+
+_FILE = "id, identity, purpose, filename, bytes, sha256, created, expires"
+_THERE = "(expires IS NULL OR expires > :now)"
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file. `bytes`: its size. `sha256`: of its content, in hex. `expires`: None for never.
+
+    Times are seconds since the Unix epoch.
+    """
+
+    id: str
+    identity: str
+    purpose: str
+    filename: str
+    bytes: int
+    sha256: str
+    created: float
+    expires: float | None = None
+
+
+class Files:
+    """The files of all callers; each sees only those of its own identity. All methods raise StoreFailed."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def add(self, file: StoredFile, most: int) -> int | None:
+        """Take a file in; unless all of its owner's would have more than `most` bytes with it.
+
+        Then nothing is stored, and what they have without it is returned.
+        """
+        async with self._db.write() as transaction:
+            [[held]] = await transaction.fetch(
+                "SELECT coalesce(sum(bytes), 0) FROM file WHERE identity = ?", (file.identity,)
+            )
+            if held + file.bytes > most:
+                return int(held)
+            await insert(transaction, [file])
+            return None
+
+    async def get(self, identity: str, id: str) -> StoredFile | None:
+        """Return a file; None when it is unknown, expired or another's."""
+        rows = await self._db.fetch(
+            f"SELECT {_FILE} FROM file WHERE id = :id AND identity = :identity AND {_THERE}",
+            {"id": id, "identity": identity, "now": self._db.clock.time()},
+        )
+        return StoredFile(*rows[0]) if rows else None
+
+    async def page(
+        self, identity: str, *, purpose: str | None, after: str | None, limit: int, descending: bool
+    ) -> list[StoredFile] | None:
+        """Return files in the order in which they came, those behind `after`; None when that is not there.
+
+        An `after` that is there need not have the purpose.
+        """
+        start: int | None = None
+        if after is not None:
+            rows = await self._db.fetch(
+                "SELECT key FROM file WHERE id = ? AND identity = ?", (after, identity)
+            )
+            if not rows:
+                return None
+            start = rows[0][0]
+        beyond, order = ("<", "DESC") if descending else (">", "ASC")
+        found = await self._db.fetch(
+            f"SELECT {_FILE} FROM file WHERE identity = :identity AND {_THERE} "
+            f"AND (:start IS NULL OR key {beyond} :start) AND purpose = coalesce(:purpose, purpose) "
+            f"ORDER BY key {order} LIMIT :limit",
+            {
+                "identity": identity,
+                "now": self._db.clock.time(),
+                "start": start,
+                "purpose": purpose,
+                "limit": limit,
+            },
+        )
+        return [StoredFile(*row) for row in found]
+
+    async def delete(self, identity: str, id: str) -> bool:
+        """Forget a file; False when there is none."""
+        return bool(await self._db.execute("DELETE FROM file WHERE id = ? AND identity = ?", (id, identity)))
+
+    async def expired(self, now: float) -> list[str]:
+        """Forget files whose time is over, a hundred at most, and return their ids."""
+        async with self._db.write() as transaction:
+            rows = await transaction.fetch("SELECT id FROM file WHERE expires <= ? LIMIT 100", (now,))
+            await transaction.execute_many("DELETE FROM file WHERE id = ?", rows)
+            return [id for (id,) in rows]
+
+    async def ids(self) -> set[str]:
+        """Return the ids of all files."""
+        return {id for (id,) in await self._db.fetch("SELECT id FROM file")}
+
+
+async def insert(transaction: Transaction, files: Iterable[StoredFile]) -> None:
+    """Add files in a transaction."""
+    await transaction.execute_many(
+        f"INSERT INTO file ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [msgspec.structs.astuple(file) for file in files],
+    )
