@@ -66,6 +66,35 @@ class Resolver:
             case BuiltRef(name):
                 return await self._built(CATALOGUE[name], report)
 
+    def located(self, ref: str) -> Path | None:
+        """Return what `resolve` would, when it is on this disk; else None.
+
+        Asks nothing of the network. Reads the disk, so call it in a thread.
+        """
+        try:
+            found = parse(ref, self._base)
+            match found:
+                case LocalRef(path):
+                    return _checked(path)
+                case HubRef(repo, glob):
+                    folder = (self._base or Path.cwd()) / repo
+                    if folder.is_dir():
+                        return _checked(folder) if glob is None else _picked(folder, glob, repo)
+                    pulled = record.find(self._cache, repo, glob)
+                    return pulled.path if pulled else None
+                case PackageRef():
+                    dest = self._package_file(found)
+                    return dest if dest.is_file() else None
+                case BuiltRef(name):
+                    built = CATALOGUE[name]
+                    folder = built.folder(self._cache)
+                    return built.path(folder) if built.intact(folder) else None
+        except (UsageError, LoadFailed, OSError):
+            return None
+
+    def _package_file(self, ref: PackageRef) -> Path:
+        return self._cache / "pypi" / ref.package / ref.version / ref.member
+
     async def _pulled(self, ref: HubRef, report: Report, sha256: str | None) -> Path:
         pulled = record.find(self._cache, ref.repo, ref.glob)
         if pulled is None:
@@ -89,7 +118,7 @@ class Resolver:
         return _checked(pulled.path)
 
     async def _package(self, ref: PackageRef, report: Report, sha256: str) -> Path:
-        dest = self._cache / "pypi" / ref.package / ref.version / ref.member
+        dest = self._package_file(ref)
         if not dest.is_file():
             async with self._in_turn(ref.requirement, report):
                 options = {"package": ref.package, "version": ref.version, "member": ref.member}
