@@ -144,7 +144,8 @@ async def run(
         started = clock.monotonic()
 
         def info() -> DaemonInfo:
-            return DaemonInfo(modeld.__version__, os.getpid(), clock.monotonic() - started, address)
+            up = clock.monotonic() - started
+            return DaemonInfo(modeld.__version__, os.getpid(), up, address, str(cache))
 
         gateway = build_app(pool, _gateway_settings(config), metrics, clock)
         files = ModelFiles(pool.specs, KnownFiles(resolver, Listing(cache)))
