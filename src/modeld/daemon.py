@@ -37,7 +37,7 @@ from modeld.errors import ConfigError, ModeldError, StartupError
 from modeld.gateway import routing
 from modeld.gateway.app import GatewayRunner, build_app
 from modeld.gateway.egress import Egress, Policy
-from modeld.gateway.families import models
+from modeld.gateway.families import models, models_pull
 from modeld.gateway.settings import GatewaySettings, MediaSettings
 from modeld.hardware import host
 from modeld.hardware.machine import Probe
@@ -148,8 +148,9 @@ async def run(
             return DaemonInfo(modeld.__version__, os.getpid(), up, address, str(cache))
 
         gateway = build_app(pool, _gateway_settings(config), metrics, clock)
-        files = ModelFiles(pool.specs, KnownFiles(resolver, Listing(cache)))
+        files = ModelFiles(pool.specs, KnownFiles(resolver, Listing(cache)), resolver.pulls)
         gateway[models.FILES], gateway[DESCRIBE] = files.of, files.properties
+        gateway[models_pull.WATCH] = files.watch
         metrics.watch_devices(lambda: _device_samples(pool))
         await stack.enter_async_context(pool)
         await stack.enter_async_context(_responses(config, state, database, pool, gateway, clock))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from modeld.library.about import properties
 from modeld.library.entry import Entry
 from modeld.library.known import KnownFiles
+from modeld.library.pull.watch import Pulls, Watch
 from modeld.supervisor.spec import ModelSpec
 from modeld.supervisor.states import Status
 
@@ -15,8 +17,11 @@ from modeld.supervisor.states import Status
 class ModelFiles:
     """Goes from models to their references, and from those to what is known of the files."""
 
-    def __init__(self, specs: Callable[[], Mapping[str, ModelSpec]], known: KnownFiles) -> None:
+    def __init__(
+        self, specs: Callable[[], Mapping[str, ModelSpec]], known: KnownFiles, pulls: Pulls | None = None
+    ) -> None:
         """`specs` gives the models there are at this moment, by name."""
+        self._pulls = pulls or Pulls()
         self._specs = specs
         self._known = known
 
@@ -37,3 +42,10 @@ class ModelFiles:
         if entry is None or entry.metadata is None or entry.about is None:
             return {}
         return properties(entry.metadata, entry.about)
+
+    @contextmanager
+    def watch(self, model: Status) -> Iterator[Watch | None]:
+        """Watch the pull of a model's files; None when they are not being pulled."""
+        spec = self._specs().get(model.name)
+        with self._pulls.watch(spec.reference if spec is not None and spec.reference else "") as watch:
+            yield watch

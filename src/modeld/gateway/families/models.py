@@ -96,7 +96,7 @@ async def list_models(request: web.Request) -> web.Response:
     detail = routing.flag(request, "detail")
     at = routing.gateway_name(request, gateway.pool)
     statuses = [status for status in gateway.pool.statuses() if status.gateway == at]
-    files = await _files(request, statuses)
+    files = await files_of(request, statuses)
     cards = [
         card(status, name, gateway.created, files.get(status.name), detail=detail)
         for status in statuses
@@ -107,15 +107,20 @@ async def list_models(request: web.Request) -> web.Response:
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
     """Return one model, by any of its names; `?detail=1` adds metadata."""
-    gateway = request.app[routing.KEY]
-    name, detail = request.match_info["id"], routing.flag(request, "detail")
+    return await one(request, request.match_info["id"])
+
+
+async def one(request: web.Request, name: str) -> web.Response:
+    """Return the model of this name."""
+    gateway, detail = request.app[routing.KEY], routing.flag(request, "detail")
     status = routing.find(gateway.pool, routing.gateway_name(request, gateway.pool), name)
-    files = await _files(request, (status,))
+    files = await files_of(request, (status,))
     body = card(status, name, gateway.created, files.get(status.name), detail=detail)
     return web.Response(body=dumps(body), content_type="application/json")
 
 
-async def _files(request: web.Request, statuses: Sequence[Status]) -> Mapping[str, Entry]:
+async def files_of(request: web.Request, statuses: Sequence[Status]) -> Mapping[str, Entry]:
+    """Return what is known of models' files, by `Status.name`."""
     look = request.app.get(FILES)
     return {} if look is None else await look(statuses)
 
