@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from modeld.gateway.families.models import FILES
+from modeld.gateway.families.models import FILES, card
 from modeld.library.about import About
 from modeld.library.entry import Entry
 from modeld.library.metadata import Metadata
@@ -20,6 +20,7 @@ ENTRY = Entry(
     "model",
     size=90,
     capabilities=("chat",),
+    usecase="generate",
     metadata=Metadata("gguf", 90, "llama", parameters=7, quantization="Q4_K_M", context_length=512),
     about=About("model", keys={"general.name": "m"}),
 )
@@ -49,6 +50,13 @@ async def test_cards_carry_the_file_s_facts_and_metadata_when_asked(serve: Serve
     assert "secret" not in str(body)
     _, alone = await gateway.ask("GET", "/v1/models/b?detail=1")
     assert alone == body["data"][1]
+
+
+def test_what_a_file_can_do_counts_for_what_it_is_configured_for() -> None:
+    """Until it is loaded: a chat model that is to make vectors is not said to chat."""
+    for usecase, able in (("generate", ["chat"]), ("embed", [])):
+        status = model("m", state=State.STOPPED, usecase=usecase)
+        assert card(status, "m", 0, ENTRY)["modeld"]["capabilities"] == able
 
 
 @pytest.mark.parametrize("path", ["/v1/models?detail=yes", "/v1/models/big?detail=2"])

@@ -10,7 +10,7 @@ import pytest
 
 from modeld.control.files import ModelFiles
 from modeld.gateway.families.models import card
-from modeld.library import listing as room
+from modeld.library.entry import Entry
 from modeld.library.known import KnownFiles
 from modeld.library.listing import Listing
 from modeld.library.resolve import Resolver
@@ -26,7 +26,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = Listing.look
 
-    async def look(self: Listing, path: Path) -> room.Entry:
+    async def look(self: Listing, path: Path) -> Entry:
         seen.append(str(path))
         return await real(self, path)
 
@@ -112,6 +112,7 @@ async def test_a_broken_file_says_so_and_is_read_again_once_it_is_whole(tmp_path
     broken = (await known.of([str(path)]))[str(path)]
     ours = card(model("a", state=State.FAILED), "a", 0, broken, detail=True)["modeld"]
     assert ours["parameters"] is None
-    assert ours["metadata"]["error"]
+    assert "a.gguf" in ours["metadata"]["error"]
+    assert str(tmp_path) not in ours["metadata"]["error"]
     path.write_bytes(chat_model())
     assert not (await known.of([str(path)]))[str(path)].error

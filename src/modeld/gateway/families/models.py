@@ -4,6 +4,7 @@ beyond.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -40,7 +41,7 @@ def card(
         "message": status.message,
         "loader": status.loader,
         "usecase": status.usecase,
-        "capabilities": list(facts.capabilities if facts else file.capabilities if file else ()),
+        "capabilities": list(facts.capabilities if facts else _able(status, file)),
         "context_length": facts.context_length if facts else known.context_length if known else None,
         "parameters": known.parameters if known else None,
         "quantization": (known.quantization or None) if known else None,
@@ -60,6 +61,11 @@ def card(
     return {"id": name, "object": "model", "created": created, "owned_by": "modeld", "modeld": ours}
 
 
+def _able(status: Status, file: Entry | None) -> tuple[str, ...]:
+    """Return what the file can do by itself, if that is what it is configured for."""
+    return file.capabilities if file is not None and file.usecase == status.usecase else ()
+
+
 def metadata(file: Entry) -> dict[str, Any]:
     """Return what a model's file says of itself; what is unknown is missing. Where it lies is not told.
 
@@ -67,7 +73,7 @@ def metadata(file: Entry) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"format": file.format, "kind": file.kind, "files": len(file.files)}
     if file.error:
-        found["error"] = file.error
+        found["error"] = file.error.replace(f"{os.path.dirname(file.path)}{os.sep}", "")
     known = file.metadata
     if known is not None:
         told = {

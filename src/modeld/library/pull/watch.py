@@ -68,18 +68,18 @@ class Pulls:
         """Enter a pull for as long as the block lasts; give what hears its progress."""
         pull = self._pulls.setdefault(reference, _Pull())
         pull.holders += 1
-        end: Progress | None = None
+        stage, why = "stopped", ""
         try:
             yield pull.tell
-            end = Progress("done", pull.now.total or pull.now.done, pull.now.total)
+            stage = "done"
         except LoadFailed as error:
-            end = replace(pull.now, stage="failed", file=None, why=str(error))
+            stage, why = "failed", str(error)
             raise
         finally:
             pull.holders -= 1
             if not pull.holders:  # one of several that gives up is not the end
                 del self._pulls[reference]
-                pull.tell(end or replace(pull.now, stage="stopped", file=None, why=None))
+                pull.tell(_ended(pull.now, stage, why or None))
 
     @contextmanager
     def watch(self, reference: str) -> Iterator[Watch | None]:
@@ -93,3 +93,9 @@ class Pulls:
             yield watch
         finally:
             watch.leave()
+
+
+def _ended(now: Progress, stage: str, why: str | None) -> Progress:
+    """Return the last progress: of a pull that is done all bytes are here, of another those that came."""
+    done = now.total or now.done if stage == "done" else now.done
+    return replace(now, stage=stage, done=done, file=None, why=why)
