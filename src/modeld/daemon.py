@@ -31,11 +31,13 @@ from modeld.config.diff import Wanted
 from modeld.config.schema import Config
 from modeld.config.values import NEVER
 from modeld.control import Control, media_limits, restored, specs_of, starting_models
+from modeld.control.files import ModelFiles
 from modeld.engines.place import Place
 from modeld.errors import ConfigError, ModeldError, StartupError
 from modeld.gateway import routing
 from modeld.gateway.app import GatewayRunner, build_app
 from modeld.gateway.egress import Egress, Policy
+from modeld.gateway.families import models, models_pull
 from modeld.gateway.settings import GatewaySettings, MediaSettings
 from modeld.hardware import host
 from modeld.hardware.machine import Probe
@@ -45,7 +47,10 @@ from modeld.jobs.app import Room
 from modeld.jobs.batches.app import serving_jobs_and_batches
 from modeld.jobs.files.limits import FileLimits
 from modeld.jobs.limits import JobLimits
+from modeld.jobs.mass.routes import DESCRIBE
 from modeld.library.estimate import estimate_file
+from modeld.library.known import KnownFiles
+from modeld.library.listing import Listing
 from modeld.library.resolve import Resolver
 from modeld.responses.app import add_routes as add_responses
 from modeld.responses.background import Background
@@ -124,12 +129,14 @@ async def run(
         wanted = await _starting(config, base, effective, resume=resume)
         capabilities = Capabilities(clock=clock, override=override_from(env), managed=Place(state).python)
         metrics = Metrics()
+        cache = paths.cache_dir(config.cache_dir, env)
+        resolver = Resolver(cache, base)
         pool = _pool(
             config,
             specs_of(wanted, config).values(),
             probe=system_probe(env),
             sizing=Sizing(estimate_file, Footprints(database)),
-            resolver=Resolver(paths.cache_dir(config.cache_dir, env), base),
+            resolver=resolver,
             engines=capabilities,
             metrics=metrics,
             clock=clock,
@@ -138,9 +145,13 @@ async def run(
         started = clock.monotonic()
 
         def info() -> DaemonInfo:
-            return DaemonInfo(modeld.__version__, os.getpid(), clock.monotonic() - started, address)
+            up = clock.monotonic() - started
+            return DaemonInfo(modeld.__version__, os.getpid(), up, address, str(cache))
 
         gateway = build_app(pool, _gateway_settings(config), metrics, clock)
+        files = ModelFiles(pool.specs, KnownFiles(resolver, Listing(cache)), resolver.pulls)
+        gateway[models.FILES], gateway[DESCRIBE] = files.of, files.properties
+        gateway[models_pull.WATCH] = files.watch
         metrics.watch_devices(lambda: _device_samples(pool))
         await stack.enter_async_context(pool)
         await stack.enter_async_context(_responses(config, state, database, pool, gateway, clock))

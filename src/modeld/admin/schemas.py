@@ -18,12 +18,16 @@ from modeld.supervisor.states import Status
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
-    """The daemon about itself. `uptime` is in seconds, `address` the public one, e.g. "http://127.0.0.1:8000"."""
+    """The daemon about itself. `uptime` is in seconds, `address` the public one, e.g. "http://127.0.0.1:8000".
+
+    `cache_dir` is where its models are.
+    """
 
     version: str
     pid: int
     uptime: float
     address: str
+    cache_dir: str = ""
 
 
 class StatusReply(DaemonInfo, frozen=True):

@@ -15,6 +15,7 @@ from modeld.admin.schemas import StatusReply
 from modeld.cli import machine, render
 from modeld.cli.ctl_change import add, reconcile, reload, remove
 from modeld.cli.ctl_jobs import jobs
+from modeld.cli.ctl_models import STATE, bring, models, rm
 from modeld.cli.output import AS_JSON, document_out, going_on, line_out
 from modeld.cli.progress import progress
 from modeld.cli.table import Screen
@@ -39,7 +40,8 @@ STOPPED = "modeld has stopped"
 @click.pass_context
 def ctl(context: click.Context, state_dir: Path | None) -> None:
     """Look at and steer a running daemon."""
-    context.obj = AdminClient(paths.admin_socket(paths.state_dir(state_dir, os.environ)))
+    state = paths.state_dir(state_dir, os.environ)
+    context.obj, context.meta[STATE] = AdminClient(paths.admin_socket(state)), state
 
 
 @ctl.command()
@@ -140,7 +142,7 @@ def events(client: AdminClient, no_follow: bool, as_json: bool) -> None:
         raise StartupError(STOPPED)
 
 
-for _command in (add, remove, reconcile, reload, jobs):
+for _command in (add, remove, reconcile, reload, jobs, models, bring, rm):
     ctl.add_command(_command)
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LINE_STEP = 0.1
 """A plain line each time a model's progress has grown by this share, and at each new stage or state."""
 
+AGAIN = ": trying again, "
+"""What a pull says when something went wrong; the reason follows, and is worth a line."""
+
 NAME_WIDTH = 24
 BAR_WIDTH = 16
 """Columns of a terminal for a model's name and its bar; the rest of the line is for words."""
@@ -46,6 +49,8 @@ class Lines:
         """Say whether a progress event tells something that the last ones did not."""
         words = event.message.split()
         stage, done = words[0] if words else "", event.progress or 0.0
+        if AGAIN in event.message:
+            stage += AGAIN
         before = self._shown.get(event.model)
         if before is not None and before[0] == stage and done - before[1] < LINE_STEP:
             return False
@@ -58,6 +63,12 @@ class Lines:
             return None
         share = f" ({event.progress:.0%})" if event.progress is not None else ""
         return f"{one_line(event.model)}: {one_line(event.message)}{share}"
+
+
+def bar_words(message: str) -> str:
+    """Return a message for the little room beside a bar: a pull's figures without its long reference."""
+    what, colon, figures = message.partition(": ")
+    return f"pulling {figures}" if colon and what.startswith("pulling ") else message
 
 
 # --- of a command -------------------------------------------------------------------------------------------
@@ -112,7 +123,7 @@ def _drawn(screen: Screen | None) -> Iterator[tuple[Console, Show]]:
             done = event.progress
             if event.kind == "state" and event.state in AT_REST:
                 done = 1.0 if event.state == State.READY else 0.0
-            words = one_line(event.message) or event.state or ""
+            words = one_line(bar_words(event.message)) or event.state or ""
             drawn.update(
                 bars[event.model],
                 description=words if event.progress is None else f"{event.progress:4.0%} {words}",

@@ -11,7 +11,7 @@ from aiohttp import web
 from modeld.clock import Clock
 from modeld.gateway import middleware
 from modeld.gateway.envelope import plain_response
-from modeld.gateway.families import embeddings, health, models, rerank, tokenize
+from modeld.gateway.families import embeddings, health, models, models_pull, rerank, tokenize
 from modeld.gateway.families.chat import routes as chat
 from modeld.gateway.families.completions import routes as completions
 from modeld.gateway.families.images import routes as images
@@ -49,6 +49,7 @@ def build_app(pool: Pool, settings: GatewaySettings, metrics: Metrics, clock: Cl
         completions,
         transcriptions,
         speech,
+        models_pull,
         models,
         health,
         images,

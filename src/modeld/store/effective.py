@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from modeld.errors import StoreFailed
 from modeld.store.db import Database
 
 Origin = Literal["file", "added"]
@@ -70,3 +74,23 @@ class EffectiveConfig:
             await transaction.execute(
                 "INSERT OR REPLACE INTO effective_saved (one, at) VALUES (1, ?)", (self._db.clock.time(),)
             )
+
+
+def stored_models(file: Path) -> tuple[StoredModel, ...]:
+    """Return the models of the last effective configuration, beside a daemon that may be running.
+
+    The file is only read; one that is not there has none. Raises StoreFailed.
+    """
+    if not file.exists():
+        return ()
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            rows = connection.execute(
+                "SELECT key, gateway, origin, document, base FROM effective_model ORDER BY position"
+            ).fetchall()
+    except sqlite3.Error as error:
+        raise StoreFailed(f"the last configuration cannot be read from {file}: {error}") from None
+    return tuple(
+        StoredModel(key, gateway, origin, msgspec.json.decode(document, type=dict[str, Any]), base)
+        for key, gateway, origin, document, base in rows
+    )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,13 +17,17 @@ from tests.fakes.pool import FakePool
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Start gateways: `await serve(pool, **settings)`; all are stopped after the test."""
+    """Start gateways: `await serve(pool, seams, **settings)`; all are stopped after the test."""
     async with AsyncExitStack() as stack:
 
-        async def start(pool: FakePool | None = None, **settings: Any) -> Served:
+        async def start(
+            pool: FakePool | None = None, seams: Mapping[web.AppKey[Any], Any] | None = None, **settings: Any
+        ) -> Served:
             pool = pool or FakePool()
             metrics = Metrics()
             app = build_app(pool, GatewaySettings(**settings), metrics, SystemClock())
+            for key, seam in (seams or {}).items():
+                app[key] = seam
             runner = GatewayRunner(app, shutdown_timeout=1.0)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)

@@ -73,6 +73,7 @@ def test_the_routes_are_those_we_mean() -> None:
         ("GET", "/v1/images/files/{name}"),
         ("GET", "/v1/models"),
         ("GET", "/v1/models/tiny"),
+        ("GET", "/v1/models/tiny/pull"),
         ("HEAD", "/v1/audio/voices"),
         ("HEAD", "/v1/images/files/{name}"),
         ("HEAD", "/v1/models"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeld.cli.progress import LINE_STEP, Lines, show_bars, show_lines
+from modeld.cli.progress import LINE_STEP, Lines, bar_words, show_bars, show_lines
 from modeld.supervisor.events import FeedEvent
 from tests.component.supervisor.conftest import make_pool, spec
 from tests.fakes.workers import Workers
@@ -26,6 +26,20 @@ def test_small_steps_get_no_line() -> None:
     assert 10 <= len(kept) <= 11
     assert lines.line(_progress("loading 3 of 9 MiB", 0.3)) == "m: loading 3 of 9 MiB (30%)"
     assert lines.line(FeedEvent(0.0, "state", "m", state="ready", message="loaded in 1.0 s")) is None
+
+
+def test_a_pull_that_is_tried_again_gets_a_line() -> None:
+    """Also between two tenths, and so does its going on."""
+    lines, far = Lines(), "pulling org/m: 30.0 of 100.0 MB"
+    told = [far, f"{far}: trying again, the hub answered 500", f"{far}: trying again, it stalled", far]
+    assert [lines.line(_progress(message, 0.3)) is not None for message in told] == [True, True, False, True]
+
+
+def test_a_bar_leaves_out_a_pull_s_reference() -> None:
+    """The figures are what there is room for; all else is said as it is."""
+    assert bar_words("pulling org/m:*Q4.gguf: 1.0 of 2.0 MB") == "pulling 1.0 of 2.0 MB"
+    for message in ("pulling org/m", "loading: 3 of 9", ""):
+        assert bar_words(message) == message
 
 
 @given(st.lists(st.floats(0, 1), max_size=200).map(sorted))

@@ -32,7 +32,7 @@ PIPED = Screen(None, colour=False)
 
 
 def _page(screen: Screen, *models: Status) -> list[str]:
-    reply = StatusReply("0.1.0", 1, 5.0, "http://127.0.0.1:8000", models)
+    reply = StatusReply("0.1.0", 1, 5.0, "http://127.0.0.1:8000", models=models)
     return render.status_page(reply, screen, now=1000.0).splitlines()
 
 
@@ -251,7 +251,7 @@ def test_replicas_are_rows() -> None:
         ReplicaStatus(State.BACKOFF, "crash", "ended with signal 9; next try in 4 s.", 990.0),
     )
     model = _model("qwen", footprint=2**30, in_flight=2, facts=Facts("fake", "cpu", 4), replicas=replicas)
-    reply = StatusReply("0.1.0", 1, 5.0, "http://127.0.0.1:8000", (model,))
+    reply = StatusReply("0.1.0", 1, 5.0, "http://127.0.0.1:8000", models=(model,))
     page = render.status_page(reply, NARROW, now=1000.0, labels={"GPU-a": "GPU 3"})
     assert page.splitlines()[1:] == [
         "MODEL  STATE    CAUSE    SINCE       MEMORY  IN-FLIGHT  QUEUE",

@@ -139,7 +139,7 @@ async def show(request: web.Request) -> web.StreamResponse:
     A reader who leaves cancels nothing.
     """
     queue, identity = request.app[QUEUE], request[exchanges.KEY].identity
-    id, wait = request.match_info["id"], _flag(request, "wait")
+    id, wait = request.match_info["id"], routing.flag(request, "wait")
     job = await (queue.wait(identity, id, queue.limits.wait_s) if wait else queue.get(identity, id))
     if job is None or job.kind not in KIND_OF.values():
         raise NotFound(f"job {id[:100]!r} not found or expired", code="job_not_found")
@@ -162,13 +162,6 @@ async def cancel(request: web.Request) -> web.StreamResponse:
             f"job {id[:100]!r} cannot be cancelled: it is finished, unknown or expired", code="job_not_found"
         )
     return web.Response(status=204)
-
-
-def _flag(request: web.Request, name: str) -> bool:
-    value = request.query.get(name, "0")
-    if value not in ("0", "1"):
-        raise BadRequest(f"{name} is 0 or 1, not {value[:40]!r}", code="invalid_value", param=name)
-    return value == "1"
 
 
 # --- models -------------------------------------------------------------------------------------------------
