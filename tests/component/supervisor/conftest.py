@@ -38,6 +38,7 @@ from tests.fakes.machine import FakeProbe
 from tests.fakes.supervision import Engines, MemoryOfRuns, Recorder, estimate
 from tests.fakes.worker_link import WAIT_S, chat
 from tests.fakes.workers import Workers
+from tests.harness.virtual_time import VirtualTimeLoop
 
 CAPACITY = 10 << 30
 QUICK = RestartPolicy(budget=2, base_s=0.01, cap_s=0.02)
@@ -48,6 +49,9 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run the tests of this folder on uvloop, those of whole lives on asyncio's loop too."""
+    # What is drawn from a seed has to go the same way each time: in virtual time.
+    if "test_traffic" in item.nodeid:
+        return {"virtual": VirtualTimeLoop}
     # The daemon runs on uvloop. What starts and ends processes is tried on asyncio's own loop too.
     both = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
     return both if "test_life" in item.nodeid else {"uvloop": uvloop.new_event_loop}
@@ -173,7 +177,8 @@ def make_pool(
     limits: Limits | None = None,
 ) -> Pool:
     """Return a pool on a machine of `capacity` bytes of RAM; with `workers` no process is started."""
-    clock = clock or SystemClock()
+    loop = asyncio.get_running_loop()
+    clock = clock or (loop if isinstance(loop, VirtualTimeLoop) else SystemClock())
     start: StartWorker = Worker.start if workers is None else cast(StartWorker, workers.start)
     return Pool(
         [specs] if isinstance(specs, ModelSpec) else specs,

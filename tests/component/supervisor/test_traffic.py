@@ -1,6 +1,7 @@
 """Ten models, room for three, and everything at once: what must hold whatever the order of things.
 
-The pool is the real one; only the processes are not there. What happens next is drawn from a seed.
+The pool is the real one; only the processes are not there. What happens next is drawn from a seed, in virtual
+time, so that each test goes the same way every time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import pytest
 
 from modeld.errors import ModelFailed, ModelUnavailable, WorkerDied
 from modeld.hardware.machine import HOST
+from modeld.ids import LOCAL
+from modeld.supervisor import memory
+from modeld.supervisor.admission import GaveWay, Priority
 from modeld.supervisor.pool import Pool
 from modeld.supervisor.restart import RestartPolicy
 from modeld.supervisor.scheduling.scheduler import OVERTAKES
@@ -21,7 +25,7 @@ from modeld.supervisor.states import State
 from tests.component.supervisor.conftest import Pools, ask, read, spec
 from tests.fakes.machine import GIB
 from tests.fakes.supervision import Recorder
-from tests.fakes.worker_link import text_of
+from tests.fakes.worker_link import chat, text_of
 from tests.fakes.workers import Workers
 
 NAMES = "abcdefghij"
@@ -140,7 +144,7 @@ def models() -> list[ModelSpec]:
     ]
 
 
-@pytest.mark.parametrize(("seed", "steps"), [(1, 10_000), (2, 2_000), (3, 2_000), (4, 2_000)])
+@pytest.mark.parametrize(("seed", "steps"), [(1, 4_000), (2, 2_000), (3, 2_000), (4, 2_000)])
 async def test_random_traffic_is_answered_within_the_memory(pools: Pools, seed: int, steps: int) -> None:
     """Never over capacity, one worker a model; every request ends exactly once, and all do in the end."""
     workers, observer = Workers(slots=SLOTS, load_steps=3), Recorder()
@@ -197,3 +201,48 @@ async def test_nobody_starves(pools: Pools) -> None:
                 async with ask(pool, name) as stream:
                     assert text_of(await read(stream)) == "ok"
             done = True
+
+
+class _Mixed(Traffic):
+    """Traffic of which a third are jobs, which begin anew when they have given way."""
+
+    async def one(self, name: str) -> None:
+        """One request or job: it ends in exactly one way."""
+        if self.random.random() < 2 / 3:
+            await super().one(name)
+            return
+        try:
+            while True:
+                try:
+                    async with self.pool.open(
+                        name, chat(), LOCAL, Priority.BACKGROUND, yields=True
+                    ) as stream:
+                        assert text_of(await read(stream)) == "ok"
+                    self.outcomes["answered"] += 1
+                    return
+                except GaveWay:
+                    self.gave_way += 1
+        except (WorkerDied, ModelFailed, ModelUnavailable) as error:
+            self.outcomes[error.code] += 1
+
+    gave_way = 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_everybody_is_answered_in_a_mix_of_people_and_jobs(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Over ten models with room for three: within the memory, each once, and all in the end; no slot is lost
+    by giving way.
+    """
+    monkeypatch.setattr(memory, "QUIET_S", 0.0)
+    monkeypatch.setattr(memory, "PATIENCE_S", 0.05)
+    workers = Workers(slots=SLOTS, load_steps=3)
+    async with pools(models(), capacity=ROOM * GIB, workers=workers, policy=FORGIVING, drain_s=0.5) as pool:
+        traffic = _Mixed(pool, workers, seed)
+        await traffic.run(2000)
+        assert sum(traffic.outcomes.values()) == traffic.asked
+        assert traffic.outcomes["answered"] > traffic.asked / 2
+        assert traffic.gave_way > 10
+        for status in pool.statuses():
+            assert (status.in_flight, status.queued) == (0, 0)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from modeld.errors import ModelFailed, ModelUnavailable, Overloaded, WorkerDied
+from modeld.errors import Overloaded
 from modeld.ids import LOCAL
 from modeld.supervisor import admission, memory
 from modeld.supervisor.admission import BACKGROUND_EVERY, GaveWay, Priority
@@ -16,9 +16,8 @@ from modeld.supervisor.spec import ModelSpec
 from modeld.supervisor.states import State
 from modeld.supervisor.stream import Stream
 from tests.component.supervisor.conftest import Pools, answer, ask, first, read, spec, until
-from tests.component.supervisor.test_traffic import FORGIVING, ROOM, SLOTS, Traffic, models
 from tests.fakes.machine import GIB
-from tests.fakes.worker_link import WAIT_S, chat, text_of
+from tests.fakes.worker_link import WAIT_S, chat
 from tests.fakes.workers import Workers
 
 
@@ -262,46 +261,3 @@ async def test_jobs_take_free_memory_at_once(pools: Pools) -> None:
         with _job(pool, "b") as job:
             await read(job)
         assert sorted(workers.names()) == ["a", "b"]
-
-
-class _Mixed(Traffic):
-    """Traffic of which a third are jobs, which begin anew when they have given way."""
-
-    async def one(self, name: str) -> None:
-        """One request or job: it ends in exactly one way."""
-        if self.random.random() < 2 / 3:
-            await super().one(name)
-            return
-        try:
-            while True:
-                try:
-                    async with _job(self.pool, name) as stream:
-                        assert text_of(await read(stream)) == "ok"
-                    self.outcomes["answered"] += 1
-                    return
-                except GaveWay:
-                    self.gave_way += 1
-        except (WorkerDied, ModelFailed, ModelUnavailable) as error:
-            self.outcomes[error.code] += 1
-
-    gave_way = 0
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_everybody_is_answered_in_a_mix_of_people_and_jobs(
-    pools: Pools, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """Over ten models with room for three: within the memory, each once, and all in the end; no slot is lost
-    by giving way.
-    """
-    monkeypatch.setattr(memory, "QUIET_S", 0.0)
-    monkeypatch.setattr(memory, "PATIENCE_S", 0.05)
-    workers = Workers(slots=SLOTS, load_steps=3)
-    async with pools(models(), capacity=ROOM * GIB, workers=workers, policy=FORGIVING, drain_s=0.5) as pool:
-        traffic = _Mixed(pool, workers, seed)
-        await traffic.run(2000)
-        assert sum(traffic.outcomes.values()) == traffic.asked
-        assert traffic.outcomes["answered"] > traffic.asked / 2
-        assert traffic.gave_way > 10
-        for status in pool.statuses():
-            assert (status.in_flight, status.queued) == (0, 0)
