@@ -11,7 +11,8 @@ from types import TracebackType
 import msgspec
 
 from modeld.clock import Clock
-from modeld.errors import Conflict, Overloaded, StoreFailed
+from modeld.errors import Overloaded, StoreFailed
+from modeld.jobs import idempotency
 from modeld.jobs.limits import JobLimits
 from modeld.store.job_records import Added, ItemFailure, Job, JobDraft
 from modeld.store.jobs import Jobs
@@ -114,11 +115,7 @@ class Queue:
         self._asked.set()
         added = await submission.stored
         if added.conflict:
-            raise Conflict(
-                f"the idempotency key {draft.token!r} was used before with another request; "
-                "send a new key with a new request",
-                code="idempotency_key_reused",
-            )
+            raise idempotency.used_before(draft.token)
         return added
 
     async def _write(self) -> None:

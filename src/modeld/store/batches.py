@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from modeld.store import files as stored_files
+from modeld.store import tokens
 from modeld.store.db import Database
 from modeld.store.files import StoredFile
+from modeld.store.tokens import Token
 
 _BATCH = "id, identity, body, over, expires"
 _THERE = "(expires IS NULL OR expires > :now)"
@@ -24,17 +26,38 @@ class StoredBatch(msgspec.Struct, frozen=True):
     expires: float | None = None
 
 
+class BatchAdded(msgspec.Struct, frozen=True):
+    """What became of a batch. `new` False: `batch` is the one that was there by the caller's own name.
+
+    `conflict`: that name was used for something else.
+    """
+
+    batch: StoredBatch
+    new: bool = True
+    conflict: bool = False
+
+
 class Batches:
     """The batches of all callers; each sees only those of its own identity. All methods raise StoreFailed."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    async def add(self, batch: StoredBatch) -> None:
-        """Take a batch in."""
-        await self._db.execute(
-            f"INSERT INTO batch ({_BATCH}) VALUES (?, ?, ?, ?, ?)", msgspec.structs.astuple(batch)
-        )
+    async def add(self, batch: StoredBatch, token: Token | None = None) -> BatchAdded:
+        """Take a batch in, and say what became of it: one with a token that was used is not stored again."""
+        async with self._db.write() as transaction:
+            if token is not None and (
+                known := await tokens.known(
+                    transaction, "batch", batch.identity, token.name, self._db.clock.time()
+                )
+            ):
+                [row] = await transaction.fetch(f"SELECT {_BATCH} FROM batch WHERE key = ?", (known.key,))
+                return BatchAdded(StoredBatch(*row), new=False, conflict=known.digest != token.digest)
+            await transaction.execute(
+                f"INSERT INTO batch ({_BATCH}, token, digest) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*msgspec.structs.astuple(batch), token and token.name, token and token.digest),
+            )
+            return BatchAdded(batch)
 
     async def withdraw(self, id: str) -> None:
         """Forget a batch that nobody knows of yet."""

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from modeld.store import tokens
 from modeld.store.db import Database, Transaction
+from modeld.store.tokens import Token
 
 _FILE = "id, identity, purpose, filename, bytes, sha256, created, expires"
 _THERE = "(expires IS NULL OR expires > :now)"
@@ -28,25 +30,50 @@ class StoredFile(msgspec.Struct, frozen=True):
     expires: float | None = None
 
 
+class FileAdded(msgspec.Struct, frozen=True):
+    """What became of a file: `new` False: nothing was stored.
+
+    Then `file` is the one that was there by the caller's own name; `conflict`: that name was used for
+    something else. Or `held` is what the caller's files have, which is too much with this one.
+    """
+
+    file: StoredFile
+    new: bool = True
+    conflict: bool = False
+    held: int | None = None
+
+
 class Files:
     """The files of all callers; each sees only those of its own identity. All methods raise StoreFailed."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    async def add(self, file: StoredFile, most: int) -> int | None:
-        """Take a file in; unless all of its owner's would have more than `most` bytes with it.
+    async def add(self, file: StoredFile, most: int, token: Token | None = None) -> FileAdded:
+        """Take a file in, and say what became of it.
 
-        Then nothing is stored, and what they have without it is returned.
+        It is not stored when its owner has used the token before, nor when all of theirs would have more
+        than `most` bytes with it.
         """
         async with self._db.write() as transaction:
+            if token is not None and (
+                known := await tokens.known(
+                    transaction, "file", file.identity, token.name, self._db.clock.time()
+                )
+            ):
+                [row] = await transaction.fetch(f"SELECT {_FILE} FROM file WHERE key = ?", (known.key,))
+                return FileAdded(StoredFile(*row), new=False, conflict=known.digest != token.digest)
             [[held]] = await transaction.fetch(
                 "SELECT coalesce(sum(bytes), 0) FROM file WHERE identity = ?", (file.identity,)
             )
             if held + file.bytes > most:
-                return int(held)
+                return FileAdded(file, new=False, held=int(held))
             await insert(transaction, [file])
-            return None
+            if token is not None:
+                await transaction.execute(
+                    "UPDATE file SET token = ?, digest = ? WHERE id = ?", (token.name, token.digest, file.id)
+                )
+            return FileAdded(file)
 
     async def get(self, identity: str, id: str) -> StoredFile | None:
         """Return a file; None when it is unknown, expired or another's."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modeld.store.db import Database, Row, Transaction
+from modeld.store import tokens
+from modeld.store.db import Database, Transaction
 from modeld.store.job_records import Added, JobDraft
+from modeld.store.tokens import Known
 
 
 async def add(db: Database, drafts: Sequence[JobDraft]) -> list[Added]:
@@ -15,20 +17,15 @@ async def add(db: Database, drafts: Sequence[JobDraft]) -> list[Added]:
         key = await _next_key(transaction)
         jobs: list[tuple[object, ...]] = []
         items: list[tuple[object, ...]] = []
-        here: dict[tuple[str, str], Added] = {}
-        digests: dict[str, bytes | None] = {}
+        here: dict[tuple[str, str], Known] = {}
         for draft in drafts:
             if draft.token is not None:
                 name = (draft.identity, draft.token)
-                known = here.get(name)
-                digest = None if known is None else digests[known.id]
-                if known is None:
-                    known, digest = await _by_token(transaction, draft, db.clock.time())
+                known = here.get(name) or await tokens.known(transaction, "job", *name, db.clock.time())
                 if known is not None:
-                    added.append(Added(known.id, known.key, False, digest != draft.digest))
+                    added.append(Added(known.id, known.key, False, known.digest != draft.digest))
                     continue
-                here[name] = Added(draft.id, key)
-                digests[draft.id] = draft.digest
+                here[name] = Known(draft.id, key, draft.digest)
             count = len(draft.requests)
             jobs.append(
                 (
@@ -62,19 +59,3 @@ async def add(db: Database, drafts: Sequence[JobDraft]) -> list[Added]:
 async def _next_key(transaction: Transaction) -> int:
     rows = await transaction.fetch("SELECT seq FROM sqlite_sequence WHERE name = 'job'")
     return int(rows[0][0]) + 1 if rows else 1
-
-
-async def _by_token(
-    transaction: Transaction, draft: JobDraft, now: float
-) -> tuple[Added | None, bytes | None]:
-    """Return the job that a caller has given this draft's token, and its digest."""
-    rows: list[Row] = await transaction.fetch(
-        "SELECT id, key, digest, expires FROM job WHERE identity = ? AND token = ?",
-        (draft.identity, draft.token),
-    )
-    for id, key, digest, expires in rows:
-        if expires is not None and expires <= now:  # its name is free again
-            await transaction.execute("UPDATE job SET token = NULL WHERE key = ?", (key,))
-            continue
-        return Added(id, key), digest
-    return None, None

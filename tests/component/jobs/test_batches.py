@@ -26,7 +26,7 @@ from tests.component.jobs.batches_served import (
     pool_of_all,
     serving,
 )
-from tests.component.jobs.served import JobPool, number_of
+from tests.component.jobs.served import JobPool, counted, number_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.pool import Answer, said
 
@@ -360,10 +360,11 @@ async def test_a_life_may_end_after_any_step(
             reached.set()
             await asyncio.Event().wait()
 
-    async def begun(self: Batches, batch: Any) -> None:
-        await begin(self, batch)
+    async def begun(self: Batches, *args: Any) -> Any:
+        added = await begin(self, *args)
         if status == "validating":
             reached.set()
+        return added
 
     async def stuck(*_: Any) -> None:
         await asyncio.Event().wait()
@@ -492,3 +493,71 @@ async def test_metadata_that_openai_would_refuse_is_refused(tmp_path: Path) -> N
                 completion_window="24h",
                 metadata={str(at): "x" for at in range(17)},
             )
+
+
+async def test_a_batch_that_is_sent_again_by_its_name_is_one_batch(tmp_path: Path) -> None:
+    """However often its client sends it, also at the same moment, in a later life, and when it is over: told
+    as it is by then. Another one by the same name is a conflict; other callers' names are their own.
+    """
+    name = {"Idempotency-Key": "k1"}
+    async with serving(tmp_path, keys=("one", "two")) as api:
+        file = await api.upload(chats(2))
+        body: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+        made = await asyncio.gather(
+            *(api.client.batches.create(**body, extra_headers=name) for _ in range(8))
+        )
+        assert len({batch.id for batch in made}) == 1
+        done = await api.over(made[0])
+        assert await api.client.batches.create(**body, extra_headers=name) == done
+        assert done.status == "completed"
+        assert {entry.name for entry in api.folder.iterdir()} == {file.id, done.output_file_id}
+        with pytest.raises(openai.ConflictError, match="'k1' was used before") as caught:
+            await api.client.batches.create(**body, metadata={"a": "b"}, extra_headers=name)
+        assert caught.value.code == "idempotency_key_reused"
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        with pytest.raises(openai.BadRequestError, match="Idempotency-Key"):
+            await api.client.batches.create(**body, extra_headers={"Idempotency-Key": "x" * 256})
+        async with client_of(api.url, "two") as other:
+            assert (await other.batches.create(**body, extra_headers=name)).id != done.id
+    async with serving(tmp_path, keys=("one", "two")) as api:
+        assert await api.client.batches.create(**body, extra_headers=name) == done
+        assert counted(api.pool) == {}
+
+
+async def test_the_name_of_a_batch_that_is_forgotten_is_free_again(tmp_path: Path) -> None:
+    """Although it has not been cleared away yet."""
+    clock, name = FakeClock(), {"Idempotency-Key": "k1"}
+    async with serving(tmp_path, clock=clock) as api:
+        body: dict[str, Any] = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h"}
+        first = await api.over(await api.client.batches.create(**body, extra_headers=name))
+        clock.advance(31 * 86_400)
+        assert (await api.client.batches.create(**body, extra_headers=name)).id != first.id
+
+
+async def test_a_batch_whose_client_leaves_while_it_is_stored_is_not_told_to_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try waits until the first is taken back, and begins its own: it is done once."""
+    entered, add = asyncio.Event(), Batches.add
+
+    async def stuck(self: Batches, *args: Any) -> Any:
+        added = await add(self, *args)
+        if entered.is_set():
+            return added
+        entered.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Batches, "add", stuck)
+    name = {"Idempotency-Key": "k1"}
+    async with serving(tmp_path) as api:
+        file = await api.upload(chats(1))
+        body: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+        first = asyncio.ensure_future(api.client.batches.create(**body, extra_headers=name))
+        async with asyncio.timeout(20):
+            await entered.wait()
+        second = asyncio.ensure_future(api.client.batches.create(**body, extra_headers=name))
+        first.cancel()
+        batch = await api.over(await second)
+        assert batch.status == "completed"
+        assert await api.rows("batch") == 1
+        assert counted(api.pool) == {0: 1}

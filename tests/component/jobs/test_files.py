@@ -182,7 +182,7 @@ async def test_an_upload_whose_client_leaves_is_dropped(
     """While it is read and while it is stored: nothing is left of it."""
     entered = asyncio.Event()
 
-    async def slow(self: Files, file: Any, most: int) -> None:
+    async def slow(self: Files, file: Any, most: int, token: Any) -> None:
         entered.set()
         await asyncio.Event().wait()
 
@@ -275,3 +275,72 @@ async def test_every_route_is_behind_the_edge(tmp_path: Path, method: str, path:
             url = f"{api.url}/v1/{path}"
             async with api.http.request(method, url, json={}, headers=headers) as response:
                 assert response.status == status
+
+
+async def test_a_file_that_is_sent_again_by_its_name_is_there_once(tmp_path: Path) -> None:
+    """However often its client sends it, also at the same moment, when no more would go in, and in a later
+    life; forms differ in how they are written. Another file by the same name is a conflict.
+    """
+    name = {"Idempotency-Key": "k1"}
+    limits = FileLimits(together=10)
+    async with serving(tmp_path, keys=("one", "two"), files=limits) as api:
+        made = await asyncio.gather(*(api.upload(b"123456", extra_headers=name) for _ in range(8)))
+        assert len({file.id for file in made}) == 1
+        assert [entry.name for entry in api.folder.iterdir()] == [made[0].id]
+        for data, more in (
+            (b"654321", {}),
+            (b"123456", {"purpose": "vision"}),
+            (b"123456", {"expires_after": {"anchor": "created_at", "seconds": 3600}}),
+        ):
+            with pytest.raises(openai.ConflictError, match="'k1' was used before") as caught:
+                await api.upload(data, extra_headers=name, **more)
+            assert caught.value.code == "idempotency_key_reused"
+            assert caught.value.response.headers["x-should-retry"] == "false"
+        with pytest.raises(openai.BadRequestError, match="Idempotency-Key"):
+            await api.upload(b"1", extra_headers={"Idempotency-Key": "x" * 256})
+        assert len(list(api.folder.iterdir())) == await api.rows("file") == 1
+        async with client_of(api.url, "two") as other:
+            theirs = await other.files.create(file=b"654321", purpose="batch", extra_headers=name)
+            assert theirs.id != made[0].id
+    async with serving(tmp_path, keys=("one", "two"), files=limits) as api:
+        again = await api.upload(b"123456", extra_headers=name)
+        assert again == made[0]
+        await api.client.files.delete(again.id)
+        fresh = await api.upload(b"654321", extra_headers=name)
+        assert fresh.id != again.id
+
+
+async def test_the_name_of_a_file_that_has_expired_is_free_again(tmp_path: Path) -> None:
+    """Although it has not been cleared away yet."""
+    clock, name = FakeClock(), {"Idempotency-Key": "k1"}
+    async with serving(tmp_path, clock=clock) as api:
+        first = await api.upload(b"1", extra_headers=name)
+        clock.advance(30 * DAY)
+        assert (await api.upload(b"2", extra_headers=name)).id != first.id
+        assert await api.rows("file") == 2
+
+
+async def test_a_file_whose_client_leaves_while_it_is_stored_is_not_told_to_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try waits until the first is taken back, and stores its own."""
+    entered, add = asyncio.Event(), Files.add
+
+    async def stuck(self: Files, *args: Any) -> Any:
+        added = await add(self, *args)
+        if entered.is_set():
+            return added
+        entered.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Files, "add", stuck)
+    name = {"Idempotency-Key": "k1"}
+    async with serving(tmp_path) as api:
+        first = asyncio.ensure_future(api.upload(b"1", extra_headers=name))
+        async with asyncio.timeout(20):
+            await entered.wait()
+        second = asyncio.ensure_future(api.upload(b"1", extra_headers=name))
+        first.cancel()
+        file = await second
+        assert (await api.client.files.content(file.id)).content == b"1"
+        assert [entry.name for entry in api.folder.iterdir()] == [file.id]

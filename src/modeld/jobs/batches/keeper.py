@@ -17,6 +17,7 @@ import msgspec
 from modeld.errors import Conflict, Overloaded, StoreFailed
 from modeld.gateway.encoding import dumps
 from modeld.gateway.routing import Gateway
+from modeld.jobs import idempotency
 from modeld.jobs.batches.checking import Checked, checked
 from modeld.jobs.batches.records import (
     KIND,
@@ -35,6 +36,7 @@ from modeld.jobs.queue import Queue
 from modeld.store.batches import Batches, StoredBatch
 from modeld.store.files import StoredFile
 from modeld.store.job_records import JobDraft
+from modeld.store.tokens import Token
 
 _log = logging.getLogger("modeld.jobs")
 
@@ -73,6 +75,8 @@ class Keeper:
         self._room = room
         self._gateway = gateway
         self._live: dict[str, _Live] = {}
+        self._intake = asyncio.Lock()
+        """Held while a batch is stored, so that nobody is told of one that is taken back."""
         self._checks = asyncio.Semaphore(1)
         self._outputs = asyncio.Semaphore(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,8 +103,11 @@ class Keeper:
 
     # --- asked by callers -----------------------------------------------------------------------------------
 
-    async def begin(self, identity: str, record: Record) -> Batch:
-        """Take a batch in. Raises Overloaded, StoreFailed."""
+    async def begin(self, identity: str, record: Record, token: Token | None = None) -> Batch:
+        """Take a batch in; one with a token that its caller has used for the same is the batch of then.
+
+        Raises Overloaded, StoreFailed, and Conflict when the token was used for something else.
+        """
         most = self._queue.limits.most
         if len(self._live) >= most:
             raise Overloaded(
@@ -109,12 +116,17 @@ class Keeper:
                 code="too_many_jobs",
                 retry_after=10.0,
             )
-        try:
-            await self._batches.add(_stored(identity, record, None))
-        except BaseException:  # also when the client leaves: it never learns the id
-            with suppress(StoreFailed):
-                await self._batches.withdraw(record.batch.id)
-            raise
+        async with self._intake:
+            try:
+                added = await self._batches.add(_stored(identity, record, None), token)
+            except BaseException:  # also when the client leaves: it never learns the id
+                with suppress(StoreFailed):
+                    await self._batches.withdraw(record.batch.id)
+                raise
+        if added.conflict:
+            raise idempotency.used_before(None if token is None else token.name)
+        if not added.new:
+            return await self._seen(added.batch)
         return self._lead_on(identity, record).batch
 
     async def get(self, identity: str, id: str) -> Batch | None:

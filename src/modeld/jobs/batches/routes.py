@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -15,12 +16,14 @@ from modeld.gateway.body import expect, read_json
 from modeld.gateway.decoding import decode, invalid
 from modeld.gateway.encoding import dumps
 from modeld.ids import new_id
+from modeld.jobs import idempotency
 from modeld.jobs.batches.keeper import WINDOW_S, Keeper
 from modeld.jobs.batches.lines import USES
 from modeld.jobs.batches.records import Batch, Mistake, Record
 from modeld.jobs.files import routes as files
 from modeld.jobs.files.shelf import failed, unbroken
 from modeld.responses.request import Metadata
+from modeld.store.tokens import Token
 
 WINDOW = "24h"
 MOST_LISTED = 100
@@ -49,10 +52,15 @@ _DECODER = msgspec.json.Decoder(BatchRequest)
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    """Begin a batch. What is wrong with its input is told by the batch itself, as at OpenAI."""
+    """Begin a batch. What is wrong with its input is told by the batch itself, as at OpenAI.
+
+    One that is sent again by its client's own name for it is the batch of then, as it is by now.
+    """
     gateway, room, keeper = request.app[routing.KEY], request.app[files.KEY], request.app[KEEPER]
     identity, where = request[exchanges.KEY].identity, routing.gateway_name(request, gateway.pool)
-    body = decode(_DECODER, await read_json(request, gateway.settings))
+    name, raw = idempotency.name_of(request), await read_json(request, gateway.settings)
+    token = None if name is None else Token(name, blake2b(where.encode() + b"\n" + raw).digest())
+    body = decode(_DECODER, raw)
     if body.endpoint not in USES:
         raise _none_of("endpoint", body.endpoint, *USES)
     if body.completion_window != WINDOW:
@@ -76,12 +84,13 @@ async def create(request: web.Request) -> web.StreamResponse:
         gateway=where,
         keep_s=keep_s,
     )
+    batch = None
     try:
         await _with_input(room, identity, record)
-        batch = await keeper.begin(identity, record)
-    except BaseException:
-        room.shelf.remove(record.batch.id)
-        raise
+        batch = await keeper.begin(identity, record, token)
+    finally:
+        if batch is None or batch.id != record.batch.id:
+            room.shelf.remove(record.batch.id)
     return _json(batch)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
@@ -19,10 +21,12 @@ from modeld.gateway import routing
 from modeld.gateway.decoding import invalid, missing
 from modeld.gateway.encoding import dumps
 from modeld.ids import new_id
+from modeld.jobs import idempotency
 from modeld.jobs.files.limits import FileLimits
-from modeld.jobs.files.shelf import Shelf, unbroken
+from modeld.jobs.files.shelf import Part, Shelf, unbroken
 from modeld.jobs.files.upload import Upload, check_announced, received
-from modeld.store.files import Files, StoredFile
+from modeld.store.files import FileAdded, Files, StoredFile
+from modeld.store.tokens import Token
 
 _log = logging.getLogger("modeld.jobs")
 
@@ -44,6 +48,8 @@ class Room:
     shelf: Shelf
     limits: FileLimits
     clock: Clock
+    intake: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a file is stored, so that nobody is told of one that is taken back."""
 
 
 KEY = web.AppKey("files", Room)
@@ -79,28 +85,48 @@ def body(file: StoredFile) -> FileBody:
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    """Take a file in."""
+    """Take a file in; one that is sent again by its client's own name for it is the file of then."""
     room, settings = request.app[KEY], request.app[routing.KEY].settings
+    name = idempotency.name_of(request)
     async with received(request, room.shelf, room.limits.largest, settings.body_stall_timeout) as upload:
         file = _checked(room, upload, request[exchanges.KEY].identity)
+        token = None if name is None else Token(name, _digest(upload))
         assert upload.part is not None
-        try:
-            await unbroken(upload.part.keep, file.id)
-            held = await room.files.add(file, room.limits.together)
-        except BaseException:  # also when the client leaves: it never learns the id
-            room.shelf.remove(file.id)
-            with suppress(StoreFailed):
-                await room.files.delete(file.identity, file.id)
-            raise
-        if held is not None:
-            room.shelf.remove(file.id)
+        async with room.intake:
+            added = await _keep(room, upload.part, file, token)
+        if added.held is not None:
             raise TooLarge(
-                f"your files have {held} bytes, with this one they would have {held + file.bytes}, and the "
-                f"limit is {room.limits.together} (files.together in the configuration); delete some",
+                f"your files have {added.held} bytes, with this one they would have "
+                f"{added.held + file.bytes}, and the limit is {room.limits.together} (files.together in the "
+                "configuration); delete some",
                 code="storage_limit_exceeded",
                 param="file",
             )
-    return _json(body(file))
+        if added.conflict:
+            raise idempotency.used_before(name)
+    return _json(body(added.file))
+
+
+async def _keep(room: Room, part: Part, file: StoredFile, token: Token | None) -> FileAdded:
+    """Store a file, unless that changes nothing or is too much. Cancelled, it leaves nothing behind."""
+    added = None
+    try:
+        await unbroken(part.keep, file.id)
+        added = await room.files.add(file, room.limits.together, token)
+    except BaseException:  # also when the client leaves: it never learns the id
+        with suppress(StoreFailed):
+            await room.files.delete(file.identity, file.id)
+        raise
+    finally:
+        if added is None or not added.new:
+            room.shelf.remove(file.id)
+    return added
+
+
+def _digest(upload: Upload) -> bytes:
+    """Return what tells an upload from another: all that was sent, but not how the form was written."""
+    assert upload.part is not None
+    return blake2b(dumps((upload.part.sha256, upload.filename, sorted(upload.fields.items())))).digest()
 
 
 def _checked(room: Room, upload: Upload, identity: str) -> StoredFile:

@@ -21,6 +21,7 @@ from modeld.gateway.encoding import dumps
 from modeld.gateway.families import embeddings, models
 from modeld.gateway.families.chat import routes as chat
 from modeld.ids import new_id
+from modeld.jobs import idempotency
 from modeld.jobs.kinds import request_of
 from modeld.jobs.mass.requests import KIND_OF, USECASES_OF, Method, Submission
 from modeld.jobs.mass.results import Detail, answer
@@ -33,8 +34,6 @@ SHIM = "/mass.llama-cpp/v1"
 """Where MASS's proxy has its typed API, and its routes for OpenAI's clients."""
 
 HEADER = "X-Mass-Job-Id"
-TOKEN = "Idempotency-Key"
-LONGEST_TOKEN = 255
 
 QUEUE = web.AppKey("jobs", Queue)
 
@@ -82,7 +81,7 @@ async def submit(request: web.Request) -> web.StreamResponse:
     gateway, exchange, queue = request.app[routing.KEY], request[exchanges.KEY], request.app[QUEUE]
     method = cast(Method, request.path.rpartition("/")[2])
     raw = await read_json(request, gateway.settings)
-    token = _token(request)
+    token = idempotency.name_of(request)
     submission = Submission(method, raw)
     status = _model(request, method, submission.model)
     tasks = submission.tasks(vision=routing.sees(status), media=gateway.settings.media)
@@ -104,18 +103,6 @@ async def submit(request: web.Request) -> web.StreamResponse:
         headers={HEADER: added.id},
         content_type="application/json",
     )
-
-
-def _token(request: web.Request) -> str | None:
-    token = request.headers.get(TOKEN)
-    if token is None:
-        return None
-    if not 0 < len(token) <= LONGEST_TOKEN or not token.isprintable():
-        raise BadRequest(
-            f"the header {TOKEN} is 1 to {LONGEST_TOKEN} printable characters, this one has {len(token)}",
-            code="invalid_value",
-        )
-    return token
 
 
 def _model(request: web.Request, method: Method, name: str) -> Status:
