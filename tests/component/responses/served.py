@@ -41,6 +41,7 @@ class Served:
     metrics: Metrics
     context: Context
     background: Background
+    database: Database
     runner: web.AppRunner
     http: ClientSession
 
@@ -101,4 +102,4 @@ async def served(
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         http = await stack.enter_async_context(ClientSession())
-        yield Served(runner.addresses[0][1], pool, metrics, room, background, runner, http)
+        yield Served(runner.addresses[0][1], pool, metrics, room, background, database, runner, http)

@@ -1,33 +1,25 @@
-"""The Responses API over HTTP, with a scripted pool and a real store, in the test's own process."""
+"""A client of the room as `served` runs it, which asserts what every answer must be."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientResponse, ClientSession, web
+from aiohttp import ClientResponse, ClientSession
 
 from modeld.clock import Clock, SystemClock
-from modeld.gateway.app import GatewayRunner, build_app
 from modeld.gateway.egress import Egress, Policy
-from modeld.gateway.settings import GatewaySettings
-from modeld.ids import new_id
 from modeld.protocol.tasks import ChatTask, CountTask, Event, Finish, Task, Text, ToolCallDelta, Usage
-from modeld.responses.app import add_routes
 from modeld.responses.background import Background
 from modeld.responses.context import Context
 from modeld.responses.mcp.servers import policy as mcp_policy
 from modeld.responses.mcp.session import McpLimits
-from modeld.responses.sealed import Seal
-from modeld.store.approvals import Approvals
-from modeld.store.conversations import Conversations
 from modeld.store.db import Database
-from modeld.store.responses import Responses
-from modeld.telemetry.metrics import Metrics
+from tests.component.responses.served import served
 from tests.fakes.pool import Answer, FakePool, said
 
 Body = dict[str, Any]
@@ -213,40 +205,19 @@ async def serving(
     **settings: Any,
 ) -> AsyncIterator[Api]:
     """Serve the API with its store in `folder`; coming back with the same folder is a later life."""
-    clock, pool = clock or SystemClock(), pool or FakePool()
-    keys = settings.get("api_keys", ())
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(Database.open(folder / "modeld.sqlite3", clock))
-        gateway = GatewaySettings(**settings)
-        metrics = Metrics()
-        app = build_app(pool, gateway, metrics, clock)
-        where = mcp_policy(hosts)
-        context = Context(
-            pool=pool,
-            settings=gateway,
-            responses=Responses(database, new_id("life_")),
-            conversations=Conversations(database),
-            approvals=Approvals(database),
-            seal=Seal(folder / "seal.key"),
-            pictures=Egress(Policy("public", ())),
-            mcp=Egress(where),
-            mcp_policy=where,
-            mcp_limits=mcp or McpLimits(),
-            clock=clock,
-            keep_s=keep_s,
-            replay_s=replay_s,
-            most_background=most_background,
-            metrics=metrics,
-        )
-        background = await stack.enter_async_context(Background(context))
-        add_routes(app, context, background)
-        runner = GatewayRunner(app, shutdown_timeout=1.0)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        http = await stack.enter_async_context(ClientSession())
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield Api(url, http, pool, context, background, database, keys[0] if keys else None)
+    keys, where = settings.get("api_keys", ()), mcp_policy(hosts)
+    context = {
+        "pictures": Egress(Policy("public", ())),
+        "mcp": Egress(where),
+        "mcp_policy": where,
+        "mcp_limits": mcp or McpLimits(),
+        "keep_s": keep_s,
+        "replay_s": replay_s,
+        "most_background": most_background,
+    }
+    async with served(folder, pool, clock=clock, context=context, **settings) as room:
+        key = keys[0] if keys else None
+        yield Api(room.url, room.http, room.pool, room.context, room.background, room.database, key)
 
 
 def calls(*named: tuple[str, Mapping[str, Any] | str]) -> list[Answer]:

@@ -17,7 +17,7 @@ from tests.fakes.pool import Answer, FakePool, FakeStream
 
 PATH = "/v1/responses"
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Client:

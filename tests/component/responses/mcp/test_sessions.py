@@ -134,7 +134,7 @@ async def test_leaving_while_a_session_opens(server: Server, opened: Opened) -> 
     asked = len(server.requests())
     async with opened(server.at("/silent"), limits={"list_s": 600, "call_s": 600, "close_s": 0.2}) as box:
         call = asyncio.ensure_future(box.call("x", "echo", "{}"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(server.requests()) == asked:
                 await asyncio.sleep(0.02)
     error = (await call).error
@@ -250,7 +250,7 @@ async def test_calls_cancels_and_leaving_in_any_order(
     made: list[asyncio.Task[CallResult]] = []
     with contextlib.suppress(KeyError):
         await run(made)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         results = await asyncio.gather(*made, return_exceptions=True)
     for result in results:
         if isinstance(result, CallResult):
