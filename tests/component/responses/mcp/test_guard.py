@@ -200,6 +200,7 @@ def test_the_sdk_is_loaded_late_and_by_a_thread() -> None:
         from modeld.responses.mcp.session import Toolbox
         servers = read_servers([{"type": "mcp", "server_label": "x", "server_url": "http://127.0.0.1:9/mcp"}])
         async def main():
+            asyncio.get_running_loop().slow_callback_duration = 3600.0  # a slow machine is no fault
             async with Toolbox(servers, Egress(policy())) as box:
                 try:
                     await box.list("x")
