@@ -75,8 +75,8 @@ class Queue:
 
     async def __aenter__(self) -> Queue:
         """Count what is there. Raises StoreFailed."""
-        depth = await self.store.depth()
-        self.unfinished = depth.pending + depth.processing
+        depths = (await self.store.depth()).values()
+        self.unfinished = sum(depth.pending + depth.processing for depth in depths)
         await self._group.__aenter__()
         self._writer = self._group.create_task(self._write())
         return self

@@ -25,7 +25,7 @@ from modeld.jobs.queue import Queue
 from modeld.jobs.rules import MOST_ATTEMPTS, MOST_YIELDS, Next
 from modeld.protocol.tasks import Task
 from modeld.store.job_ends import failure
-from modeld.store.job_records import TakenItem
+from modeld.store.job_records import Depth, TakenItem
 from modeld.supervisor.admission import Priority
 
 _log = logging.getLogger("modeld.jobs")
@@ -284,9 +284,14 @@ class Runner:
                 if self._clock.monotonic() - swept >= SWEEP_S:
                     swept = self._clock.monotonic()
                     await self._store.sweep(self._clock.time())
-                depth = await self._store.depth()
-                oldest = 0.0 if depth.oldest is None else self._clock.time() - depth.oldest
-                self._metrics.jobs_seen(depth.pending, depth.processing, depth.waiting, oldest)
+                self._measure(await self._store.depth())
             except StoreFailed as failure:
                 _log.warning("upkeep of the jobs: %s", failure)
             await asyncio.sleep(BEAT_S)
+
+    def _measure(self, depths: Mapping[str, Depth]) -> None:
+        now = self._clock.time()
+        for kind in self._kinds:
+            depth = depths.get(kind, Depth())
+            age = 0.0 if depth.oldest is None else now - depth.oldest
+            self._metrics.jobs_seen(kind, depth.pending, depth.processing, depth.waiting, age)

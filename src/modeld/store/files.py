@@ -117,12 +117,18 @@ class Files:
         """Forget a file; False when there is none."""
         return bool(await self._db.execute("DELETE FROM file WHERE id = ? AND identity = ?", (id, identity)))
 
-    async def expired(self, now: float) -> list[str]:
-        """Forget files whose time is over, a hundred at most, and return their ids."""
+    async def expired(self, now: float) -> list[StoredFile]:
+        """Forget files whose time is over, a hundred at most, and return them."""
         async with self._db.write() as transaction:
-            rows = await transaction.fetch("SELECT id FROM file WHERE expires <= ? LIMIT 100", (now,))
-            await transaction.execute_many("DELETE FROM file WHERE id = ?", rows)
-            return [id for (id,) in rows]
+            rows = await transaction.fetch(f"SELECT {_FILE} FROM file WHERE expires <= ? LIMIT 100", (now,))
+            files = [StoredFile(*row) for row in rows]
+            await transaction.execute_many("DELETE FROM file WHERE id = ?", [(file.id,) for file in files])
+            return files
+
+    async def held(self) -> list[tuple[str, int, int]]:
+        """Return (purpose, how many files, their bytes) for each purpose of which there are files."""
+        rows = await self._db.fetch("SELECT purpose, count(*), sum(bytes) FROM file GROUP BY purpose")
+        return [(purpose, count, size) for purpose, count, size in rows]
 
     async def ids(self) -> set[str]:
         """Return the ids of all files."""

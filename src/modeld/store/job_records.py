@@ -128,7 +128,7 @@ class ItemFailure(msgspec.Struct, frozen=True):
 
 
 class Depth(msgspec.Struct, frozen=True):
-    """How much there is to do: jobs by status, items that wait, and when the oldest unfinished job came."""
+    """How much of one kind is to do: jobs by status, items that wait, when the oldest unfinished job came."""
 
     pending: int = 0
     processing: int = 0

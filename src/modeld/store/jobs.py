@@ -267,18 +267,13 @@ class Jobs:
         )
         return [Job(*row) for row in rows]
 
-    async def depth(self) -> Depth:
-        """Say how much there is to do."""
+    async def depth(self) -> dict[str, Depth]:
+        """Say how much there is to do, by kind; kinds of which there is nothing to do are not there."""
         rows = await self._db.fetch(
-            f"SELECT status, count(*), sum(waiting), min(created) FROM job WHERE {_LIVE} GROUP BY status"
+            "SELECT kind, sum(status = 'pending'), sum(status = 'processing'), sum(waiting), min(created) "
+            f"FROM job WHERE {_LIVE} GROUP BY kind"
         )
-        counts = {status: count for status, count, _, _ in rows}
-        return Depth(
-            pending=counts.get("pending", 0),
-            processing=counts.get("processing", 0),
-            waiting=sum(waiting for _, _, waiting, _ in rows),
-            oldest=min((oldest for *_, oldest in rows), default=None),
-        )
+        return {kind: Depth(*figures) for kind, *figures in rows}
 
 
 async def _named(transaction: Transaction, identity: str | None, id: str) -> Job | None:

@@ -190,11 +190,14 @@ class Metrics:
         self.mcp_calls = counter(
             "modeld_mcp_calls", "Calls of MCP servers' tools by how they ended.", ["model", "outcome"]
         )
-        self.jobs = gauge("modeld_jobs", "Jobs that are not over, by status.", ["status"])
-        self.job_items_waiting = gauge("modeld_job_items_waiting", "Items of jobs that nobody works on yet.")
+        self.jobs = gauge("modeld_jobs", "Jobs that are not over, by status.", ["kind", "status"])
+        self.job_items_waiting = gauge(
+            "modeld_job_items_waiting", "Items of jobs that nobody works on yet.", ["kind"]
+        )
         self.job_oldest = gauge(
             "modeld_job_oldest_seconds",
             "Age of the oldest job that is not over; 0: there is none.",
+            ["kind"],
         )
         self.job_wait_seconds = histogram(
             "modeld_job_wait_seconds",
@@ -209,6 +212,10 @@ class Metrics:
         self.job_items_yielded = counter(
             "modeld_job_items_yielded", "Times an item of a job gave its slot to an interactive request."
         )
+        self.batches = gauge("modeld_batches", "Batches that are not over, by status.", ["status"])
+        self.batches_ended = counter("modeld_batches_ended", "Batches by how they ended.", ["status"])
+        self.files = gauge("modeld_files", "Files of callers and of batches.", ["purpose"])
+        self.file_bytes = gauge("modeld_file_bytes", "What those files hold.", ["purpose"])
         ProcessCollector(registry=registry)
         self._counters: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         self._histograms: dict[tuple[Histogram, tuple[str, ...]], Histogram] = {}
@@ -252,12 +259,26 @@ class Metrics:
         """Count a call of an MCP server's tool."""
         self._counter(self.mcp_calls, model, outcome).inc()
 
-    def jobs_seen(self, pending: int, processing: int, waiting: int, oldest_s: float) -> None:
-        """Note how much there is to do: jobs by status, items that wait, the age of the oldest job."""
-        self.jobs.labels("pending").set(pending)
-        self.jobs.labels("processing").set(processing)
-        self.job_items_waiting.set(waiting)
-        self.job_oldest.set(oldest_s)
+    def jobs_seen(self, kind: str, pending: int, processing: int, waiting: int, oldest_s: float) -> None:
+        """Note how much of a kind there is to do: jobs by status, items that wait, the oldest job's age."""
+        self.jobs.labels(kind, "pending").set(pending)
+        self.jobs.labels(kind, "processing").set(processing)
+        self.job_items_waiting.labels(kind).set(waiting)
+        self.job_oldest.labels(kind).set(oldest_s)
+
+    def batch_moved(self, before: str | None, after: str, *, over: bool) -> None:
+        """Count a batch by the status that it has now; `before`: the one that it had, None: it is new."""
+        if before is not None:
+            self.batches.labels(before).dec()
+        if over:
+            self._counter(self.batches_ended, after).inc()
+        else:
+            self.batches.labels(after).inc()
+
+    def files_changed(self, purpose: str, count: int, size: int) -> None:
+        """Count files that have come, or with numbers below 0 gone; `size`: their bytes."""
+        self.files.labels(purpose).inc(count)
+        self.file_bytes.labels(purpose).inc(size)
 
     def job_waited(self, kind: str, seconds: float) -> None:
         """Count what a job waited for an engine to begin with it."""

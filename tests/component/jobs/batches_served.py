@@ -91,6 +91,7 @@ class Served:
     room: Room
     database: Database
     folder: Path
+    metrics: Metrics
 
     async def upload(self, data: bytes, **more: Any) -> FileObject:
         """Upload a file, as a batch's input if nothing else is said."""
@@ -121,6 +122,10 @@ class Served:
         assert id is not None
         content = await self.client.files.content(id)
         return [json.loads(text) for text in content.content.decode().splitlines()]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return a figure of the metrics; 0 where there is none."""
+        return self.metrics.registry.get_sample_value(f"modeld_{name}", labels) or 0.0
 
     async def rows(self, table: str) -> int:
         """Return how many rows a table has."""
@@ -181,7 +186,7 @@ async def serving(
         http = await stack.enter_async_context(ClientSession())
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         client = await stack.enter_async_context(client_of(url, keys[0] if keys else "none"))
-        yield Served(url, http, client, pool, room, database, folder / "files")
+        yield Served(url, http, client, pool, room, database, folder / "files", metrics)
 
 
 def client_of(url: str, key: str = "none") -> openai.AsyncOpenAI:

@@ -10,7 +10,7 @@ import pytest
 
 from modeld.errors import EngineError, StoreFailed
 from modeld.jobs import runner
-from modeld.jobs.batches import keeper
+from modeld.jobs.batches import keeper, leading
 from modeld.jobs.limits import JobLimits
 from modeld.protocol.tasks import Task
 from modeld.store.batches import Batches
@@ -327,7 +327,7 @@ async def test_a_step_that_could_not_be_stored_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     """Submitting twice makes one job, writing twice leaves one output; whichever step it is."""
-    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
+    monkeypatch.setattr(leading, "PAUSE_S", 0.01)
     put, failures = Batches.put, [0]
 
     async def full(self: Batches, batch: Any, files: Any = ()) -> None:
@@ -373,7 +373,7 @@ async def test_a_life_may_end_after_any_step(
         patch.setattr(Batches, "put", until)
         patch.setattr(Batches, "add", begun)
         if status == "validating":
-            patch.setattr(keeper.Keeper, "_check", stuck)
+            patch.setattr(leading.Leader, "_check", stuck)
         async with serving(tmp_path, JobPool(answer=holding(0 if status == "cancelling" else 9))) as api:
             batch = await api.begin(chats(3))
             if status == "cancelling":
@@ -442,7 +442,7 @@ async def test_a_batch_waits_where_there_are_jobs_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not refused once it was taken; one more is."""
-    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
+    monkeypatch.setattr(leading, "PAUSE_S", 0.01)
     async with serving(tmp_path, JobPool(answer=lambda name, task: []), jobs=JobLimits(most=1)) as api:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
         async with api.http.post(f"{api.url}/mass.llama-cpp.v1/Chat", json=body) as response:
@@ -469,7 +469,7 @@ async def test_a_defect_ends_a_batch_and_nothing_else(
     monkeypatch.setattr(keeper, "SWEEP_S", 0.01)
     async with serving(tmp_path) as api:
         with monkeypatch.context() as patch:
-            patch.setattr(keeper, "write", broken)
+            patch.setattr(leading, "write", broken)
             batch = await api.over(await api.begin(chats(1)))
         assert batch.status == "failed"
         assert batch.errors is not None
@@ -561,3 +561,59 @@ async def test_a_batch_whose_client_leaves_while_it_is_stored_is_not_told_to_ano
         assert batch.status == "completed"
         assert await api.rows("batch") == 1
         assert counted(api.pool) == {0: 1}
+
+
+async def test_batches_and_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches by status, files by purpose with their bytes, and a batch's job in the queue's figures; the next
+    life begins with what is there.
+    """
+    monkeypatch.setattr(runner, "BEAT_S", 0.01)
+    clock, job = FakeClock(), {"kind": "batch"}
+    async with serving(tmp_path, JobPool(answer=holding(0), free=2), clock=clock) as api:
+        batch = await api.until(await api.begin(chats(5)), "in_progress")
+        await api.pool.until(lambda: len(api.pool.begun) == 2 and api.pool.open_calls == 3)
+        assert api.value("batches", status="in_progress") == 1
+        assert api.value("files", purpose="batch") == 1
+        assert api.value("file_bytes", purpose="batch") == len(chats(5))
+        clock.advance(30.0)
+        async with asyncio.timeout(20):
+            while (
+                api.value("job_oldest_seconds", **job) != 30.0
+                or api.value("job_items_waiting", **job) != 2
+                or api.value("jobs", status="processing", **job) != 1
+            ):
+                await asyncio.sleep(0.005)
+        assert api.value("job_wait_seconds_count", **job) == 1
+    async with serving(tmp_path, clock=clock) as api:
+        batch = await api.over(batch)
+        assert batch.output_file_id is not None
+        output = await api.client.files.retrieve(batch.output_file_id)
+        assert api.value("batches", status="in_progress") == api.value("batches", status="finalizing") == 0
+        assert api.value("batches_ended_total", status="completed") == 1
+        assert api.value("jobs_ended_total", status="done", **job) == 1
+        assert api.value("file_bytes", purpose="batch") == len(chats(5))
+        assert api.value("file_bytes", purpose="batch_output") == output.bytes
+        await api.client.files.delete(output.id)
+        assert api.value("files", purpose="batch_output") == 0
+        assert api.value("file_bytes", purpose="batch_output") == 0
+        clock.advance(31 * 86_400)
+        monkeypatch.setattr(keeper, "SWEEP_S", 0.01)
+    async with serving(tmp_path, clock=clock) as api:
+        async with asyncio.timeout(20):
+            while await api.rows("file"):
+                await asyncio.sleep(0.005)
+        assert api.value("files", purpose="batch") == api.value("file_bytes", purpose="batch") == 0
+
+
+async def test_a_batch_whose_input_is_gone_from_the_disk_fails_and_says_so(tmp_path: Path) -> None:
+    """Nobody can tell any more whose the answers are; it does not wait for ever."""
+    async with serving(tmp_path, JobPool(answer=holding(0))) as api:
+        batch = await api.until(await api.begin(chats(1)), "in_progress")
+        await api.pool.until(lambda: len(api.pool.begun) == 1)
+        (api.folder / batch.id).unlink()
+        api.pool.begun[0].feed(*said())
+        batch = await api.over(batch)
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert batch.errors.data[0].code == "results_lost"

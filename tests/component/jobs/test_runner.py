@@ -200,7 +200,7 @@ async def test_what_waits_is_measured_and_what_has_expired_is_cleared_away(
     """Depth, age of the oldest, how long jobs waited and how they ended; rows go when their time is over."""
     monkeypatch.setattr(runner_module, "BEAT_S", 0.01)
     monkeypatch.setattr(runner_module, "SWEEP_S", 0.0)
-    clock = FakeClock()
+    clock, kind = FakeClock(), {"kind": "batch_chat"}
     pool = JobPool(answer=lambda model, task: [], free=1)
     async with serving(tmp_path, pool, clock=clock, limits=JobLimits(keep_s=60.0)) as api:
 
@@ -211,15 +211,16 @@ async def test_what_waits_is_measured_and_what_has_expired_is_cleared_away(
         await pool.until(lambda: len(pool.begun) == 1 and pool.open_calls == 2)
         clock.advance(30.0)
         async with asyncio.timeout(20):
-            while value("job_oldest_seconds") != 30.0 or value("job_items_waiting") != 3:
+            while value("job_oldest_seconds", **kind) != 30.0 or value("job_items_waiting", **kind) != 3:
                 await asyncio.sleep(0.01)
-        assert value("jobs", status="processing") == 1
+        assert value("jobs", status="processing", **kind) == 1
+        assert value("jobs", status="pending", kind="chat") == 0
         assert value("job_wait_seconds_count", kind="batch_chat") == 1
         await api.ask("DELETE", f"Jobs/{id}")
         assert value("jobs_ended_total", kind="batch_chat", status="cancelled") == 1
         assert await api.rows("job_item") == 5
         clock.advance(60.0)
         async with asyncio.timeout(20):
-            while await api.rows("job") or value("job_oldest_seconds"):
+            while await api.rows("job") or value("job_oldest_seconds", **kind):
                 await asyncio.sleep(0.01)
         assert await api.rows("job_item") == 0

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from modeld.store.db import Database
 from modeld.store.job_ends import failure
-from modeld.store.job_records import JobDraft, TakenItem
+from modeld.store.job_records import Depth, JobDraft, TakenItem
 from modeld.store.jobs import Jobs
 from tests.fakes.clock import FakeClock
 
@@ -287,8 +287,11 @@ class Lives(RuleBasedStateMachine):
     def what_is_stored_is_what_should_be(self) -> None:
         now = self.clock.time()
         unfinished = [job for job in self.known if job.ended is None]
-        depth = self.do(self.jobs.depth())
-        assert depth.pending + depth.processing == len(unfinished)
+        depths = self.do(self.jobs.depth())
+        assert set(depths) == ({"chat"} if unfinished else set())
+        depth = depths.get("chat", Depth())
+        statuses = [job.status for job in unfinished]
+        assert (depth.pending, depth.processing) == (statuses.count("pending"), statuses.count("processing"))
         assert depth.waiting == sum(item.state == "waiting" for job in unfinished for item in job.items)
         for job in self.known:
             found = self.do(self.jobs.get(job.identity, job.id))

@@ -46,7 +46,7 @@ async def serving_jobs_and_batches(
         shelf = Shelf(folder)
     except OSError as error:
         raise StartupError(f"cannot use {folder} for files: {error.strerror or error}; fix that") from error
-    room = files.Room(Files(database), shelf, file_limits, clock)
+    room = files.Room(Files(database), shelf, file_limits, clock, app[routing.KEY].metrics)
     kinds = {KIND: Lines(app, shelf)}
     async with (
         jobs.serving_jobs(app, Jobs(database, owner), pool, limits, clock, kinds) as served,

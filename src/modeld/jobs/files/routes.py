@@ -27,6 +27,7 @@ from modeld.jobs.files.shelf import Part, Shelf, unbroken
 from modeld.jobs.files.upload import Upload, check_announced, received
 from modeld.store.files import FileAdded, Files, StoredFile
 from modeld.store.tokens import Token
+from modeld.telemetry.metrics import Metrics
 
 _log = logging.getLogger("modeld.jobs")
 
@@ -48,6 +49,7 @@ class Room:
     shelf: Shelf
     limits: FileLimits
     clock: Clock
+    metrics: Metrics
     intake: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a file is stored, so that nobody is told of one that is taken back."""
 
@@ -120,6 +122,8 @@ async def _keep(room: Room, part: Part, file: StoredFile, token: Token | None) -
     finally:
         if added is None or not added.new:
             room.shelf.remove(file.id)
+    if added.new:
+        room.metrics.files_changed(file.purpose, 1, file.bytes)
     return added
 
 
@@ -243,7 +247,8 @@ async def content(request: web.Request) -> web.StreamResponse:
 async def delete(request: web.Request) -> web.StreamResponse:
     """Forget a file. A batch that works on it goes on."""
     room, file = request.app[KEY], await _found(request)
-    await room.files.delete(file.identity, file.id)
+    if await room.files.delete(file.identity, file.id):
+        room.metrics.files_changed(file.purpose, -1, -file.bytes)
     room.shelf.remove(file.id)
     return _json({"id": file.id, "object": "file", "deleted": True})
 
