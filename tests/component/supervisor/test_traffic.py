@@ -163,7 +163,7 @@ async def test_random_traffic_is_answered_within_the_memory(pools: Pools, seed: 
         for status in pool.statuses():
             assert (status.in_flight, status.queued) == (0, 0)
         assert len(observer.evictions) > 10
-        # What is left comes to rest: nobody loads for nobody, and what gets memory that is being freed gets it.
+        # What is left comes to rest: nobody loads for nobody, and what waits for memory being freed gets it.
         await pool.settled()
         at_rest = (State.READY, State.STOPPED)
         async with asyncio.timeout(60):
