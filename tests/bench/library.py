@@ -19,7 +19,7 @@ from pathlib import Path
 
 from modeld.library import gguf, reading
 from modeld.library.listing import Listing
-from modeld.library.window import Workspace
+from modeld.library.word_lists import Workspace
 
 SIZES = {
     "smollm2": (49152, 48900),

@@ -34,7 +34,8 @@ from modeld.library.about import Answer, about
 from modeld.library.architecture import Tensor, described
 from modeld.library.header import Header
 from modeld.library.header import read as read_header
-from modeld.library.window import Refused, Unknown, Workspace, damaged
+from modeld.library.window import Refused, Unknown, damaged
+from modeld.library.word_lists import Workspace
 
 MOST_MEMORY = 1 << 30
 """Bytes of address space; the reader's own limits keep it below a tenth. The second fence."""

@@ -15,7 +15,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from modeld.library.window import U32, U64, Refused, Source, Unknown, Window, Workspace, damaged
+from modeld.library.window import U32, U64, Refused, Source, Unknown, damaged
+from modeld.library.word_lists import WordLists, Workspace
 
 MAGIC = b"GGUF"
 
@@ -68,12 +69,6 @@ _KIND_AND_PLACE = [struct.Struct(f"<{count}QIQ").unpack_from for count in range(
 
 _LONGEST_TENSOR = 8 + LONGEST_TENSOR_NAME + 4 + 8 * MOST_DIMENSIONS + 12
 
-_AHEAD = 1 << 24
-"""Bytes that are asked for at once for a list of words, at most."""
-
-_WORTH_KEEPING = 2048
-"""Words in a list that is worth remembering."""
-
 
 @dataclass(slots=True)
 class Header:
@@ -93,15 +88,24 @@ class Header:
 
 def read(source: Source, size: int, workspace: Workspace | None = None) -> Header:
     """Return the header of a file of `size` bytes. Raises Refused, Unknown or OSError."""
-    return _Reader(source, size, workspace or Workspace()).read()
+    workspace = workspace or Workspace()
+    reader = _Reader(source, size, workspace, leaps=True)
+    try:
+        header = reader.read()
+    except (Refused, Unknown):
+        if not reader.leapt:
+            raise
+        # It may not have been the key that it looked like.
+        return _Reader(source, size, workspace, leaps=False).read()
+    reader.remember()
+    return header
 
 
-class _Reader(Window):
+class _Reader(WordLists):
     """One file."""
 
-    def __init__(self, source: Source, size: int, workspace: Workspace) -> None:
-        super().__init__(source, size, workspace.buffer)
-        self._workspace = workspace
+    def __init__(self, source: Source, size: int, workspace: Workspace, *, leaps: bool) -> None:
+        super().__init__(source, size, workspace, leaps=leaps)
         self._words_left = MOST_WORDS
         self._text_left, self._numbers_left = MOST_TEXT, MOST_NUMBERS
 
@@ -121,8 +125,7 @@ class _Reader(Window):
         alignment = header.keys.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
             raise damaged(f"general.alignment is {str(alignment)[:40]}, which is no power of two")
-        place = self._base + self._at
-        header.data = place + -place % alignment
+        header.data = self._place + -self._place % alignment
         return header
 
     def _version(self) -> int:
@@ -220,36 +223,6 @@ class _Reader(Window):
             return None
         words = [self._text(self._number(8), name) for _ in range(count)]
         return [word for word in words if word is not None]
-
-    def _step_over(self, count: int, name: str) -> None:
-        if count >= _WORTH_KEEPING:
-            self._ahead(min(count * 20, _AHEAD))
-        beginning = bytes(self._data[self._at : min(self._at + 64, self._end)])
-        for known in self._workspace.like(count, beginning):
-            if self._base + self._at + len(known) <= self._size:
-                self._have(len(known))
-                if self._data.startswith(known, self._at):
-                    self._at += len(known)
-                    return
-        place, base, left = self._base + self._at, self._base, count
-        data = self._data
-        while left:
-            at, last, reached = self._at, self._end - 8, left
-            # The whole cost of reading most files is in this loop.
-            for done in range(left):
-                if at > last:
-                    reached = done
-                    break
-                (length,) = U64(data, at)
-                at += 8 + length
-            left -= reached
-            self._at = at
-            if self._base + at > self._size:
-                raise damaged(f"its list {name[:80]!r} goes beyond the end, {self._size} bytes")
-            if left:
-                self._have(8)
-        if count >= _WORTH_KEEPING and self._base == base and self._at <= self._end:
-            self._workspace.add(count, beginning, bytes(data[place - base : self._at]))
 
     # --- tensors ---
 

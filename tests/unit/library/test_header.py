@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modeld.library import header as room
-from modeld.library import window
+from modeld.library import window, word_lists
 from modeld.library.header import Header, read
-from modeld.library.window import Refused, Unknown, Workspace
+from modeld.library.window import Refused, Unknown
+from modeld.library.word_lists import Workspace
 from tests.unit.library.gguf_bytes import As, chat_model, header, tensor, text, value, whole
 
 
@@ -128,68 +129,116 @@ def test_what_is_written_is_read(
     assert found.tensors == [(name, shape, 8, 32) for name, shape in tensors.items()]
 
 
-WORDS = st.lists(st.one_of(st.binary(max_size=12), st.binary(min_size=250, max_size=300)), max_size=12)
+KEY_LIKE = text("tokenizer.ggml.merges") + struct.pack("<I", 4)
+"""What the key behind a vocabulary begins with: inside of one it must not count."""
+WORDS = st.lists(
+    st.one_of(
+        st.binary(max_size=12),
+        st.binary(min_size=250, max_size=300),
+        st.sampled_from([KEY_LIKE, b"tokenizer.ggml.merges", b"general.file_type", b"tokenizer.", bytes(9)]),
+    ),
+    max_size=12,
+)
+BEHIND = st.sampled_from(["tokenizer.ggml.eos_token_id", "general.file_type", "after"])
 
 
-@given(WORDS, st.integers(1, 400), st.integers(8, 64))
+def listed(words: list[bytes]) -> bytes:
+    """Return a list of words as a value."""
+    return struct.pack("<IIQ", 9, 8, len(words)) + b"".join(map(text, words))
+
+
+@given(WORDS, st.integers(1, 400), st.integers(8, 300), BEHIND)
 def test_a_long_list_of_words_is_stepped_over_whatever_is_in_it(
-    words: list[bytes], times: int, chunk: int
+    words: list[bytes], times: int, chunk: int, behind: str
 ) -> None:
-    """What comes after a list is found, however the words lie in the pieces that are read; also when the
-    list is known from an earlier file.
+    """What comes after a list is found, however the words lie in the pieces that are read, whatever they look
+    like, and also when the list is known from an earlier file.
     """
     many = words * times
     if len(many) <= room.MOST_WORDS_KEPT:
         many += [b"w"] * (room.MOST_WORDS_KEPT + 1)
-    block = struct.pack("<IIQ", 9, 8, len(many)) + b"".join(map(text, many))
-    content = header([("list", block), ("after", 7)], [tensor("t", (1,))])
+    content = header([("list", listed(many)), (behind, 7)], [tensor("t", (1,))])
     workspace = Workspace()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window, "_CHUNK", chunk)
         patch.setattr(window, "_FIRST", chunk)
         patch.setattr(window, "MOST_BYTES", 1 << 40)
-        patch.setattr(room, "_WORTH_KEEPING", 300)
+        patch.setattr(word_lists, "_LONG", 300)
         for _ in range(2):
             found = of(content + b"\x01" * 50, workspace=workspace)
             assert found.lengths == {"list": len(many)}
-            assert found.keys == {"after": 7}
+            assert found.keys == {behind: 7}
             assert found.tensors == [("t", (1,), 0, 0)]
 
 
-@given(st.lists(st.binary(max_size=6), min_size=400, max_size=500), st.data())
+@given(
+    st.lists(st.binary(max_size=6), min_size=1, max_size=5),
+    BEHIND,
+    st.integers(100, 399),
+    st.one_of(st.binary(max_size=40), st.just(KEY_LIKE)),
+)
 def test_a_list_that_only_resembles_a_known_one_is_read_by_itself(
-    words: list[bytes], data: st.DataObject
+    few: list[bytes], behind: str, index: int, word: bytes
 ) -> None:
     """Of two lists of the same length and beginning each is stepped over to its own end."""
-    other = list(words)
-    index = data.draw(st.integers(100, len(words) - 1))
-    other[index] = data.draw(st.binary(max_size=40))
+    words = (few * 400)[:400]
+    other = [*words[:index], word, *words[index + 1 :]]
     workspace = Workspace()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "_WORTH_KEEPING", 300)
+        patch.setattr(word_lists, "_LONG", 300)
         for each in (words, other, words, other):
-            block = struct.pack("<IIQ", 9, 8, len(each)) + b"".join(map(text, each))
-            assert of(header([("list", block), ("after", 7)]), workspace=workspace).keys == {"after": 7}
+            content = header([("list", listed(each)), (behind, 7)])
+            assert of(content, workspace=workspace).keys == {behind: 7}
 
 
-def test_a_known_list_costs_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second file with the same vocabulary compares it and goes on; what is kept stays within limits."""
-    monkeypatch.setattr(Workspace, "MOST", 100_000)
+@pytest.fixture
+def no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbid going through long lists word by word."""
+    monkeypatch.setattr(word_lists, "MOST_WALKED", 0)
+
+
+@pytest.mark.usefixtures("no_walk")
+def test_a_vocabulary_costs_no_walk() -> None:
+    """Lists with a key of the usual names behind them are stepped over as a whole, though words of theirs
+    begin like such a key.
+    """
+    words = [*(b"w%d" % number for number in range(100_000)), b"tokenizer.", b"general.", b"end"]
+    keys = [("tokenizer.ggml.tokens", listed(words)), ("tokenizer.ggml.merges", listed(words))]
+    found = of(header([*keys, ("general.file_type", 7)], [tensor("t", (1,))]))
+    assert found.lengths == {name: len(words) for name, _ in keys}
+    assert found.keys == {"general.file_type": 7}
+
+
+def test_a_known_vocabulary_is_not_even_read() -> None:
+    """Of the second file with the same vocabulary the words are passed over; what is kept stays few."""
+    words = [b"word %d" % number for number in range(100_000)]
+    content = header([("tokenizer.ggml.tokens", listed(words)), ("general.file_type", 7)])
     workspace = Workspace()
-    walked: list[int] = []
-    real = workspace.add
+    taken = []
+    for _ in range(2):
+        source = Counting(content)
+        assert read(source, len(content), workspace).keys == {"general.file_type": 7}
+        taken.append(source.taken)
+    assert taken[0] >= len(content) > 10 * taken[1]
 
-    def add(count: int, beginning: bytes, block: bytes) -> None:
-        walked.append(count)
-        real(count, beginning, block)
 
-    monkeypatch.setattr(workspace, "add", add)
+def test_what_is_kept_between_files_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many vocabularies there are, only so many sizes are kept."""
+    monkeypatch.setattr(Workspace, "MOST", 4)
+    workspace = Workspace()
     for start in range(8):
-        vocabulary = [f"{start}/{number}" for number in range(2100)]
-        for _ in range(2):
-            of(header({"list": vocabulary}), workspace=workspace)
-    assert walked == [2100] * 8
-    assert sum(len(block) for alike in workspace._known.values() for block in alike) <= 100_000
+        for size in range(8):
+            workspace.add(2100, bytes([start]), size)
+    kept = [workspace.like(2100, bytes([start])) for start in range(8)]
+    assert kept == [[], [], [], [], *([[0, 1, 2, 3]] * 4)]
+
+
+@pytest.mark.usefixtures("no_walk")
+def test_words_made_to_look_like_the_end_are_found_out() -> None:
+    """Where a leap leads into nonsense, the file is read word by word, as far as that is allowed."""
+    words = [b"w"] * 3000 + [KEY_LIKE] + [b"w"] * 3000
+    with pytest.raises(Unknown, match="unusual form"):
+        of(header([("tokenizer.ggml.tokens", listed(words)), ("after", 7)]))
 
 
 @pytest.mark.parametrize(
@@ -241,6 +290,7 @@ def test_what_no_engine_loads_is_refused_in_words(content: bytes, words: str) ->
         (header({}, counts=(0, 10**6)), 2**40, "1000000 keys, which is more than are read"),
         (header({}, counts=(10**6, 0)), 2**40, "1000000 tensors, which is more than are read"),
         (header({"a": struct.pack("<IIQ", 9, 8, 2**21)}), 2**40, "more than 1048576 words"),
+        (header({"a": struct.pack("<IIQ", 9, 8, 2**20)}), 2**40, "more than 524288 words .* unusual"),
     ],
 )
 def test_what_may_be_sound_is_only_unknown(content: bytes, size: int, words: str) -> None:
@@ -260,7 +310,7 @@ def test_huge_words_do_not_make_it_read_on_and_on() -> None:
                 buffer[:8] = struct.pack("<Q", 1 << 24)
             return got
 
-    beginning = header({"a": struct.pack("<IIQ", 9, 8, 2**20) + struct.pack("<Q", 1 << 24)}, counts=(0, 2))
+    beginning = header({"a": struct.pack("<IIQ", 9, 8, 2**19) + struct.pack("<Q", 1 << 24)}, counts=(0, 2))
     source = Far(beginning)
     with pytest.raises(Unknown, match="over 48 MiB"):
         read(source, 2**50)
