@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from modeld.jobs.ports import Open
+from modeld.jobs.ports import Work
 from modeld.protocol.tasks import Event, Task
 from modeld.store.job_records import TakenItem
 
@@ -41,10 +41,10 @@ class TaskKind:
     def __init__(self, collector: Callable[[TakenItem], Collector]) -> None:
         self._collector = collector
 
-    async def run(self, item: TakenItem, open: Open) -> bytes:
+    async def run(self, item: TakenItem, work: Work) -> bytes:
         """Do the item's task. Raises ModeldError."""
         collector = self._collector(item)
-        async with open(_TASK.decode(item.request)) as stream:
+        async with work.open(_TASK.decode(item.request)) as stream:
             while (events := await stream.take(WAIT_S)) is not None:
                 if events:
                     collector.add(events)

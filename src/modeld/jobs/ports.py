@@ -46,12 +46,28 @@ Open: TypeAlias = Callable[[Task], AbstractAsyncContextManager[Stream]]
 """Calls the model of an item; the context is entered when the call has a slot."""
 
 
+class Work(Protocol):
+    """What there is for an item to be done with."""
+
+    def open(self, task: Task) -> AbstractAsyncContextManager[Stream]:
+        """Call the model of the item; see `Open`."""
+        ...
+
+    async def commit(self) -> None:
+        """Begin with what must not be done twice: from now on the item is not begun anew, whatever comes.
+
+        That is stored when this returns. Its calls keep their slots, and wait for a model that cannot take
+        them; what ends it otherwise, the daemon's end among that, is its failure. Raises StoreFailed.
+        """
+        ...
+
+
 class Kind(Protocol):
     """What the items of one kind of job are."""
 
-    async def run(self, item: TakenItem, open: Open) -> bytes:
+    async def run(self, item: TakenItem, work: Work) -> bytes:
         """Do one item and return its result as JSON. Raises ModeldError.
 
-        It may be cut off at any point and begun anew, so it does nothing but ask.
+        It may be cut off at any point and begun anew, so it does nothing but ask, until it calls `commit`.
         """
         ...

@@ -10,42 +10,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import ParamSpec, TypeVar
 
-from modeld.errors import ModeldError, StoreFailed
+from modeld.errors import ModeldError, ModelUnavailable, Overloaded, StoreFailed
 from modeld.gateway.envelope import row_of
 from modeld.ids import Identity
 from modeld.jobs import rules
+from modeld.jobs.patience import insist
 from modeld.jobs.ports import Kind, Pool, Stream
 from modeld.jobs.queue import Queue
 from modeld.jobs.rules import MOST_ATTEMPTS, MOST_YIELDS, Next
+from modeld.jobs.upkeep import upkeep
 from modeld.protocol.tasks import Task
 from modeld.store.job_ends import failure
-from modeld.store.job_records import Depth, TakenItem
+from modeld.store.job_records import TakenItem
 from modeld.supervisor.admission import Priority
 
 _log = logging.getLogger("modeld.jobs")
 
-BEAT_S = 5.0
-"""Seconds between two rounds of upkeep."""
-
-SWEEP_S = 60.0
-"""Seconds between two rounds of clearing away."""
-
 PAUSE_S = (0.25, 10.0)
 """Seconds after which a model that could not take an item is asked again: at first, and at most."""
 
-STORE_PAUSE_S = 1.0
-"""Seconds after which what could not be stored is tried again."""
+ONCE = "tools had been called by then, so it is not tried again: they would be called twice"
 
 BUG = "modeld failed to do this; its log has the reason"
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 class _Gone(Exception):
@@ -53,7 +44,10 @@ class _Gone(Exception):
 
 
 class _Run:
-    """One item at work. `off` is set when it has a slot or is over: then the lane takes the next one."""
+    """One item at work. `off` is set when it has a slot or is over: then the lane takes the next one.
+
+    `final`: it must not be begun anew.
+    """
 
     def __init__(self, item: TakenItem, yields: bool) -> None:
         self.item = item
@@ -61,8 +55,25 @@ class _Run:
         self.begun = False
         self.paused = False
         self.cut = False
+        self.final = False
         self.off = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+
+
+class _Work:
+    """What a kind does an item with."""
+
+    def __init__(self, runner: Runner, run: _Run) -> None:
+        self._runner = runner
+        self._run = run
+
+    def open(self, task: Task) -> AbstractAsyncContextManager[Stream]:
+        """Call the item's model."""
+        return self._runner.opened(self._run, task)
+
+    async def commit(self) -> None:
+        """Note that the item must not be begun anew."""
+        await self._runner.committed(self._run)
 
 
 class _Lane:
@@ -100,7 +111,7 @@ class Runner:
         await self._group.__aenter__()
         self._tasks += [
             self._group.create_task(self._dispatch()),
-            self._group.create_task(self._upkeep()),
+            self._group.create_task(upkeep(self._queue, self._kinds, lambda: bool(self._runs))),
         ]
         return self
 
@@ -126,14 +137,12 @@ class Runner:
 
     async def _dispatch(self) -> None:
         """Wake the lane of each model that something comes for."""
-        again, ended = await self._insist(
-            lambda: self._store.reclaim(MOST_ATTEMPTS, self._queue.limits.keep_s)
-        )
+        again, ended = await insist(lambda: self._store.reclaim(MOST_ATTEMPTS, self._queue.limits.keep_s))
         if again:
             _log.info("%d items of jobs that were being worked on are begun anew", again)
         for job in ended:
             self._queue.ended(job)
-        self._queue.fresh.update(await self._insist(self._store.models))
+        self._queue.fresh.update(await insist(self._store.models))
         while True:
             for model in self._queue.fresh:
                 if model not in self._lanes:
@@ -165,11 +174,11 @@ class Runner:
 
     async def _next(self, lane: _Lane) -> TakenItem | None:
         while True:
-            candidates = await self._insist(self._store.candidates, lane.model)
+            candidates = await insist(self._store.candidates, lane.model)
             if not candidates:
                 return None
             job = rules.choose(candidates, lane.at_work, lane.served, lane.turn)
-            item = await self._insist(self._store.take, job)
+            item = await insist(self._store.take, job)
             if item is not None:
                 lane.served = {one.identity: lane.served.get(one.identity, -1) for one in candidates}
                 lane.served[item.identity] = lane.turn
@@ -185,8 +194,8 @@ class Runner:
         except asyncio.CancelledError:
             if not run.cut and not self._stopping:
                 raise
-            if not run.cut:
-                with suppress(StoreFailed):  # the next life takes it back
+            if not run.cut and not run.final:
+                with suppress(StoreFailed):  # the next life takes it back, or ends it
                     await self._store.give_back(item, counted=False)
 
     def _over(self, lane: _Lane, run: _Run, _: object) -> None:
@@ -198,7 +207,7 @@ class Runner:
     async def _do(self, lane: _Lane, run: _Run) -> None:
         item = run.item
         try:
-            body = await self._kinds[item.kind].run(item, lambda task: self._open(run, task))
+            body = await self._kinds[item.kind].run(item, _Work(self, run))
         except _Gone:
             return
         except Exception as error:
@@ -207,24 +216,48 @@ class Runner:
             await self._end(item, body, failed=False)
 
     @asynccontextmanager
-    async def _open(self, run: _Run, task: Task) -> AsyncIterator[Stream]:
-        item = run.item
-        async with self._pool.open(
-            item.model,
-            task,
-            Identity(item.identity),
-            priority=Priority.BACKGROUND,
-            yields=run.yields,
-        ) as stream:
-            await stream.admitted()
+    async def opened(self, run: _Run, task: Task) -> AsyncIterator[Stream]:
+        """Call the model of an item: the context is entered when the call has a slot. Raises ModeldError."""
+        async with AsyncExitStack() as stack:
+            stream = await self._admitted(run, task, stack)
             if not run.begun:
                 run.begun = True
                 run.off.set()
+                item = run.item
                 if not await self._store.begin(item):
                     raise _Gone
                 if not (item.place or item.attempts or item.key in self._yielded):
                     self._metrics.job_waited(item.kind, self._clock.time() - item.created)
             yield stream
+
+    async def _admitted(self, run: _Run, task: Task, stack: AsyncExitStack) -> Stream:
+        item, pause = run.item, PAUSE_S[0]
+        while True:
+            try:
+                opening = self._pool.open(
+                    item.model,
+                    task,
+                    Identity(item.identity),
+                    priority=Priority.BACKGROUND,
+                    yields=run.yields and not run.final,
+                )
+                stream = await stack.enter_async_context(opening)
+                await stream.admitted()
+                return stream
+            except (Overloaded, ModelUnavailable):
+                if not run.final:
+                    raise
+            await stack.aclose()  # it cannot be begun anew, so it waits where it is
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, PAUSE_S[1])
+
+    async def committed(self, run: _Run) -> None:
+        """Note that an item must not be begun anew. Raises StoreFailed."""
+        if run.final:
+            return
+        if not await self._store.commit(run.item):
+            raise _Gone
+        run.final = True
 
     async def _failed(self, lane: _Lane, run: _Run, error: Exception) -> None:
         item = run.item
@@ -233,21 +266,22 @@ class Runner:
             await self._end(item, failure("internal_error", BUG, status=500), failed=True)
             return
         verdict = rules.after(error, item.attempts)
-        if verdict is Next.FAIL:
+        if verdict is Next.FAIL or run.final:
             row = row_of(error)
-            told = failure(error.code, error.message, status=row.status, type=row.type, param=error.param)
+            text = error.message if verdict is Next.FAIL else f"{error.message}; {ONCE}"
+            told = failure(error.code, text, status=row.status, type=row.type, param=error.param)
             await self._end(item, told, failed=True)
             return
         if verdict is Next.YIELD:
             self._yielded[item.key] += 1
             self._metrics.job_items_yielded.inc()
         run.paused = verdict is Next.WAIT
-        await self._insist(self._store.give_back, item, counted=verdict is Next.AGAIN)
+        await insist(self._store.give_back, item, counted=verdict is Next.AGAIN)
         lane.more.set()
 
     async def _end(self, item: TakenItem, body: bytes, *, failed: bool) -> None:
         keep_s = self._queue.limits.keep_s
-        job = await self._insist(self._store.finish, item, body, failed=failed, keep_s=keep_s)
+        job = await insist(self._store.finish, item, body, failed=failed, keep_s=keep_s)
         self._yielded.pop(item.key, None)
         self._metrics.job_item_ended(item.model, "failed" if failed else "done")
         if job is not None:
@@ -259,39 +293,3 @@ class Runner:
             if run.item.job == job and run.task is not None:
                 run.cut = True
                 run.task.cancel()
-
-    async def _insist(self, act: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
-        """Do something with the store until it works; a full disk may be made room on."""
-        while True:
-            try:
-                return await act(*args, **options)
-            except StoreFailed as failure:
-                _log.warning("jobs wait for the store: %s", failure)
-                await asyncio.sleep(STORE_PAUSE_S)
-
-    # --- upkeep ---------------------------------------------------------------------------------------------
-
-    async def _upkeep(self) -> None:
-        """Write the heartbeat, end what is overdue, clear away what has expired, count what waits."""
-        swept = -SWEEP_S
-        while True:
-            try:
-                if self._runs:
-                    await self._store.beat()
-                for job in await self._store.overdue(self._clock.time(), self._queue.limits.keep_s):
-                    self._queue.ended(job)
-                    self._cut(job.key)
-                if self._clock.monotonic() - swept >= SWEEP_S:
-                    swept = self._clock.monotonic()
-                    await self._store.sweep(self._clock.time())
-                self._measure(await self._store.depth())
-            except StoreFailed as failure:
-                _log.warning("upkeep of the jobs: %s", failure)
-            await asyncio.sleep(BEAT_S)
-
-    def _measure(self, depths: Mapping[str, Depth]) -> None:
-        now = self._clock.time()
-        for kind in self._kinds:
-            depth = depths.get(kind, Depth())
-            age = 0.0 if depth.oldest is None else now - depth.oldest
-            self._metrics.jobs_seen(kind, depth.pending, depth.processing, depth.waiting, age)

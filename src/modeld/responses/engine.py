@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -82,8 +82,13 @@ class Run:
         priority: Priority,
         *,
         queued: bool = False,
+        before_tools: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`queued`: the first events, created and queued, are sent by who made this run."""
+        """`queued`: the first events, created and queued, are sent by who made this run.
+
+        `before_tools` is awaited before servers' tools are called: what they do cannot be undone. What it
+        raises ends the run.
+        """
         self.prepared = prepared
         self.first_event: float | None = None
         self.events = 0
@@ -91,6 +96,7 @@ class Run:
         self._outlet = outlet
         self._priority = priority
         self._queued = queued
+        self._before_tools = before_tools
         self._begun = False
         self._pending: list[StreamEvent] = []
         self._calls = 0
@@ -312,6 +318,7 @@ class Run:
             (answer.label, answer.name, answer.arguments, answer.request) for answer in self.prepared.approved
         ]
         if calls:
+            await self._about_to_call()
             self.prepared.claimed = ()  # from here on they are used up, whatever comes of it
         await self._run(toolbox, calls)
 
@@ -325,12 +332,18 @@ class Run:
                 asked.append((tool, call.arguments))
             elif self._calls_left != 0 and (self._calls_left < 0 or len(calls) < self._calls_left):
                 calls.append((tool.label, tool.name, call.arguments, None))
+        if calls:
+            await self._about_to_call()
         await self._run(toolbox, calls)
         for tool, arguments in asked:
             await self._send(self.translator.approval(tool.label, tool.name, arguments))
             item = self.response.output[-1]
             self._asked.append((item.id, digest(tool.label, tool.name, arguments)))
         return not asked and not self.translator.calls
+
+    async def _about_to_call(self) -> None:
+        if self._before_tools is not None:
+            await self._before_tools()
 
     async def _run(self, toolbox: Toolbox, calls: Sequence[tuple[str, str, str, str | None]]) -> None:
         """Run calls at the same time, and tell of them one after the other."""

@@ -11,6 +11,10 @@ from modeld.store.db import Database, Transaction
 from modeld.store.job_records import Job
 
 LATE = "the job had not ended by its deadline"
+FINAL = (
+    "modeld ended while it worked on this, after it had begun to call tools; it is not tried again, since "
+    "they would be called twice"
+)
 
 _Read = Callable[[Transaction, int], Awaitable[Job | None]]
 
@@ -83,8 +87,13 @@ async def reclaim(
             job = await read(transaction, key)
             if job is None or job.over:  # meanwhile
                 continue
-            text = f"modeld ended {most_attempts} times while it worked on this, so it is not tried again"
             failed = await transaction.execute(
+                "UPDATE job_item SET state = 3, result = ?, request = NULL "
+                "WHERE job = ? AND state = 1 AND final",
+                (failure("interrupted", FINAL), key),
+            )
+            text = f"modeld ended {most_attempts} times while it worked on this, so it is not tried again"
+            failed += await transaction.execute(
                 "UPDATE job_item SET state = 3, result = ?, request = NULL "
                 "WHERE job = ? AND state = 1 AND attempts >= ?",
                 (failure("too_many_attempts", text), key, most_attempts),

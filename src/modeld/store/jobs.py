@@ -126,6 +126,12 @@ class Jobs:
                 )
             return bool(changed)
 
+    async def commit(self, item: TakenItem) -> bool:
+        """Note that an item must not be begun anew; False when it is not ours any more."""
+        return bool(
+            await self._db.execute("UPDATE job_item SET final = 1 WHERE key = ? AND state = 1", (item.key,))
+        )
+
     async def give_back(self, item: TakenItem, *, counted: bool) -> bool:
         """Let an item wait again; unless `counted`, as if no engine had begun with it.
 
@@ -162,8 +168,8 @@ class Jobs:
     async def reclaim(self, most_attempts: int, keep_s: float | None) -> tuple[int, list[Job]]:
         """Let what an earlier life of the daemon was working on wait again.
 
-        An item that engines have begun with `most_attempts` times fails instead. Returns how many wait again,
-        and the jobs that are over by this.
+        An item that engines have begun with `most_attempts` times fails instead, and so does one that must
+        not be begun anew. Returns how many wait again, and the jobs that are over by this.
         """
         return await job_ends.reclaim(self._db, self._owner, most_attempts, keep_s, _job)
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from modeld.errors import EngineError, StoreFailed
-from modeld.jobs import runner
+from modeld.jobs import upkeep
 from modeld.jobs.batches import keeper, leading
 from modeld.jobs.limits import JobLimits
 from modeld.protocol.tasks import Task
@@ -284,7 +284,7 @@ async def test_the_owner_may_cancel_a_batch_as_any_job(tmp_path: Path) -> None:
 
 async def test_a_batch_expires_with_its_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done by then is in the output, the rest says that it was too late."""
-    monkeypatch.setattr(runner, "BEAT_S", 0.01)
+    monkeypatch.setattr(upkeep, "BEAT_S", 0.01)
     clock = FakeClock()
     async with serving(tmp_path, JobPool(answer=holding(1)), clock=clock) as api:
         batch = await api.begin(chats(3), output_expires_after={"anchor": "created_at", "seconds": 3600})
@@ -564,10 +564,10 @@ async def test_a_batch_whose_client_leaves_while_it_is_stored_is_not_told_to_ano
 
 
 async def test_batches_and_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches by status, files by purpose with their bytes, and a batch's job in the queue's figures; the next
+    """Batches by status, files by purpose with their bytes, a batch's job in the queue's figures; the next
     life begins with what is there.
     """
-    monkeypatch.setattr(runner, "BEAT_S", 0.01)
+    monkeypatch.setattr(upkeep, "BEAT_S", 0.01)
     clock, job = FakeClock(), {"kind": "batch"}
     async with serving(tmp_path, JobPool(answer=holding(0), free=2), clock=clock) as api:
         batch = await api.until(await api.begin(chats(5)), "in_progress")

@@ -14,7 +14,7 @@ from modeld.errors import (
     Overloaded,
     WorkerDied,
 )
-from modeld.jobs import rules
+from modeld.jobs import rules, upkeep
 from modeld.jobs import runner as runner_module
 from modeld.jobs.limits import JobLimits
 from modeld.protocol.tasks import Task, Text
@@ -184,7 +184,7 @@ async def test_a_job_past_its_deadline_is_an_error_and_its_work_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done stays done; what is at work is cancelled."""
-    monkeypatch.setattr(runner_module, "BEAT_S", 0.01)
+    monkeypatch.setattr(upkeep, "BEAT_S", 0.01)
     pool = JobPool(answer=lambda model, task: said() if number_of(task) < 1 else [], free=1)
     async with serving(tmp_path, pool, limits=JobLimits(patience_s=0.3)) as api:
         told = await api.over(await api.batch(3))
@@ -198,8 +198,8 @@ async def test_what_waits_is_measured_and_what_has_expired_is_cleared_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Depth, age of the oldest, how long jobs waited and how they ended; rows go when their time is over."""
-    monkeypatch.setattr(runner_module, "BEAT_S", 0.01)
-    monkeypatch.setattr(runner_module, "SWEEP_S", 0.0)
+    monkeypatch.setattr(upkeep, "BEAT_S", 0.01)
+    monkeypatch.setattr(upkeep, "SWEEP_S", 0.0)
     clock, kind = FakeClock(), {"kind": "batch_chat"}
     pool = JobPool(answer=lambda model, task: [], free=1)
     async with serving(tmp_path, pool, clock=clock, limits=JobLimits(keep_s=60.0)) as api:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from modeld.store.db import Database
-from modeld.store.job_ends import failure
+from modeld.store.job_ends import FINAL, failure
 from modeld.store.job_records import Depth, JobDraft, TakenItem
 from modeld.store.jobs import Jobs
 from tests.fakes.clock import FakeClock
@@ -32,6 +32,7 @@ class Item:
 
     state: str = "waiting"
     attempts: int = 0
+    final: bool = False
     body: bytes | None = None
 
 
@@ -203,9 +204,17 @@ class Lives(RuleBasedStateMachine):
             hand.job.status = "processing"
 
     @precondition(lambda self: self.hands)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        hand = data.draw(st.sampled_from(self.hands))
+        ours = hand.item.state == "working"
+        assert self.do(self.jobs.commit(hand.taken)) == ours
+        hand.item.final = hand.item.final or ours
+
+    @precondition(lambda self: any(not hand.item.final for hand in self.hands))
     @rule(data=st.data(), counted=st.booleans())
     def give_back(self, data: st.DataObject, counted: bool) -> None:
-        hand = data.draw(st.sampled_from(self.hands))
+        hand = data.draw(st.sampled_from([hand for hand in self.hands if not hand.item.final]))
         self.hands.remove(hand)
         ours = hand.item.state == "working"
         assert self.do(self.jobs.give_back(hand.taken, counted=counted)) == ours
@@ -269,7 +278,9 @@ class Lives(RuleBasedStateMachine):
         over: set[str] = set()
         for job in self.known:
             for item in job.items:
-                if item.state == "working" and item.attempts >= MOST:
+                if item.state == "working" and item.final:
+                    item.state, item.body = "failed", failure("interrupted", FINAL)
+                elif item.state == "working" and item.attempts >= MOST:
                     item.state = "failed"
                     item.body = failure(
                         "too_many_attempts",
@@ -312,4 +323,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

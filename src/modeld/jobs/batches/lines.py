@@ -26,7 +26,7 @@ from modeld.jobs.batches.records import Detail, Place
 from modeld.jobs.batches.scan import LINE
 from modeld.jobs.files.shelf import Shelf
 from modeld.jobs.kinds import WAIT_S
-from modeld.jobs.ports import Open
+from modeld.jobs.ports import Open, Work
 from modeld.protocol.tasks import Task
 from modeld.responses import context as contexts
 from modeld.responses.engine import Run
@@ -53,7 +53,7 @@ class Lines:
         self._gateway = app[routing.KEY]
         self._shelf = shelf
 
-    async def run(self, item: TakenItem, open: Open) -> bytes:
+    async def run(self, item: TakenItem, work: Work) -> bytes:
         """Do one line and return the body of its answer. Raises ModeldError."""
         detail, place = _DETAIL.decode(item.detail), _PLACE.decode(item.request)
         try:
@@ -63,11 +63,11 @@ class Lines:
             raise EngineError(f"the input cannot be read any more: {error}", code="input_lost") from error
         match detail.endpoint:
             case "/v1/chat/completions":
-                return await self._chat(item, detail, body, open)
+                return await self._chat(item, detail, body, work.open)
             case "/v1/embeddings":
-                return await self._embed(item, detail, body, open)
+                return await self._embed(item, detail, body, work.open)
             case _:
-                return await self._respond(item, detail, body, open)
+                return await self._respond(item, detail, body, work)
 
     async def _chat(self, item: TakenItem, detail: Detail, raw: bytes, open: Open) -> bytes:
         body, settings = chat.read(raw), self._gateway.settings
@@ -94,11 +94,12 @@ class Lines:
         )
         return await _collected(open, task, collector)
 
-    async def _respond(self, item: TakenItem, detail: Detail, raw: bytes, open: Open) -> bytes:
+    async def _respond(self, item: TakenItem, detail: Detail, raw: bytes, work: Work) -> bytes:
+        """Make a response. Once it has called a server's tool it is not made anew: that might act twice."""
         context = self._app[contexts.KEY]
         context = dataclasses.replace(
             context,
-            pool=_Lent(context.pool, open),
+            pool=_Lent(context.pool, work.open),
             settings=dataclasses.replace(context.settings, request_timeout=None),
         )
         body = read_response(raw)
@@ -113,7 +114,8 @@ class Lines:
             gateway=detail.gateway,
             room=context.settings.max_request_body - len(raw),
         )
-        run = Run(context, prepared, Whole(context, prepared), Priority.BACKGROUND)
+        outlet = Whole(context, prepared)
+        run = Run(context, prepared, outlet, Priority.BACKGROUND, before_tools=work.commit)
         return dumps(await run.go())
 
     def _model(self, item: TakenItem, detail: Detail, name: str) -> Status:
