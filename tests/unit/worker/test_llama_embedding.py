@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modeld.errors import BadRequest, EngineError
+from modeld.errors import BadRequest, EngineError, LoadFailed
 from modeld.protocol.llama import OWN_CONTEXT_BATCH
 from modeld.protocol.messages import LoadSpec
 from modeld.worker.loaders.llama_server.client import Client, EngineFault, TooLong, _fault
 from modeld.worker.loaders.llama_server.command import command
 from modeld.worker.loaders.llama_server.embedding import BATCH_INPUTS, BATCH_SIZE, batches, embedded, weight
-from modeld.worker.loaders.llama_server.pooling import KINDS, own_pooling
+from modeld.worker.loaders.llama_server.pooling import KINDS, check_use, own_pooling
 
 
 def text(value: str) -> bytes:
@@ -61,6 +61,43 @@ def test_a_file_that_says_nothing_readable_has_no_pooling(tmp_path: Path) -> Non
     (tmp_path / "page.gguf").write_bytes(b"<html>" * 20)
     assert own_pooling(tmp_path / "page.gguf") is None
     assert own_pooling(tmp_path / "none.gguf") is None
+
+
+def header(file: Path, *keys: bytes) -> Path:
+    """Write a GGUF header of these keys."""
+    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, len(keys)) + b"".join(keys))
+    return file
+
+
+def test_a_file_for_something_else_is_refused_before_an_engine_dies_of_it(tmp_path: Path) -> None:
+    """A projector is no model, and what makes vectors or scores writes no text; each says what to write."""
+    architecture = text("general.architecture") + struct.pack("<I", 8)
+    pooled = text("x.pooling_type") + struct.pack("<I", 4)
+    projector = header(tmp_path / "p.gguf", architecture + text("clip"))
+    for usecase in ("generate", "embed"):
+        with pytest.raises(LoadFailed, match=r"p\.gguf is a projector.*mmproj") as caught:
+            check_use(projector, usecase)
+        assert caught.value.permanent
+    for number, what in ((1, "makes vectors"), (3, "makes vectors"), (4, "a reranker")):
+        model = header(tmp_path / "v.gguf", architecture + text("x"), pooled + struct.pack("<I", number))
+        with pytest.raises(LoadFailed, match=f"{what}.*; give it usecase: embed") as caught:
+            check_use(model, "generate")
+        assert caught.value.permanent
+        check_use(model, "embed")
+
+
+def test_a_file_that_may_be_right_is_left_to_the_engine(tmp_path: Path) -> None:
+    """No pooling, none, one of the future, one behind the vocabulary, a file cut anywhere, another file."""
+    architecture = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+    for number in (0, 99):
+        pooled = text("llama.pooling_type") + struct.pack("<II", 4, number)
+        check_use(header(tmp_path / "m.gguf", architecture, pooled), "generate")
+    check_use(gguf(tmp_path / "m.gguf", 1), "generate")
+    whole = gguf(tmp_path / "m.gguf", None).read_bytes()
+    for end in range(len(whole)):
+        (tmp_path / "cut.gguf").write_bytes(whole[:end])
+        check_use(tmp_path / "cut.gguf", "generate")
+    check_use(tmp_path / "none.gguf", "generate")
 
 
 def flags(model: Path, usecase: str, **options: Any) -> list[str]:

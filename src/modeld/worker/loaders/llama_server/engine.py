@@ -33,6 +33,11 @@ LAST_WORDS = 12
 NO_VIDEO = ("LLAMA_ARG_VIDEO_FFMPEG_DIR", "/nonexistent")
 """What the engine takes for no picture it would give to an ffprobe on PATH; it is to find none."""
 
+NO_BACKTRACE = ("GGML_NO_BACKTRACE", "1")
+"""An engine that fails an assertion says so last; the debugger that it would start takes ten seconds, and
+leaves hundreds of lines in which the reason is lost.
+"""
+
 ACCELERATORS = "modeld: accelerators: "
 """How the line begins in which `xllama` tells what it computes on, as a JSON list of texts."""
 
@@ -66,7 +71,7 @@ class Engine:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=1 << 20,
-            env={**os.environ, NO_VIDEO[0]: NO_VIDEO[1]},
+            env={**os.environ, **dict((NO_VIDEO, NO_BACKTRACE))},
         )
         return cls(process, sock, name)
 

@@ -27,6 +27,7 @@ from modeld.worker.loaders.llama_server.command import command, model_file, pool
 from modeld.worker.loaders.llama_server.devices import device_of
 from modeld.worker.loaders.llama_server.embedding import EmbeddingModel, cannot
 from modeld.worker.loaders.llama_server.engine import Engine
+from modeld.worker.loaders.llama_server.pooling import check_use
 from modeld.worker.tools import ParserFactory, TemplateFacts, plan
 
 SOCKET_NAME = "engine.sock"
@@ -225,6 +226,7 @@ async def start(spec: LoadSpec, report: Report) -> LlamaModel | EmbeddingModel:
             "a model for vectors writes nothing to be drafted; leave draft_model out", permanent=True
         )
     model = model_file(spec)
+    check_use(model, spec.usecase)
     sock = Path(spec.runtime_dir) / SOCKET_NAME
     argv, name = command(spec, model, sock)
     seeing = projector(spec, model)
