@@ -28,7 +28,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 hypothesis.settings.register_profile("modeld", deadline=None)
 hypothesis.settings.load_profile("modeld")
 
-LEFTOVER_S = 2.0
+LEFTOVER_S = 30.0
 """How long children of the test run may take to end after the last test."""
 
 FOREIGN = (

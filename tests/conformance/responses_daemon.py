@@ -120,7 +120,7 @@ async def until(sdk: Sdk, method: str, enough: Callable[[Any], bool], **body: An
 
 async def settled(sdk: Sdk, id: str) -> Any:
     """Poll a response until it is over, as the guides for background mode do."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (found := await sdk.call(RETRIEVE, response_id=id)).status in ("queued", "in_progress"):
             await asyncio.sleep(0.02)
     return found

@@ -140,6 +140,6 @@ async def test_keys(locked: Daemon) -> None:
 async def test_leaving_a_stream_stops_the_engine(daemon: Daemon) -> None:
     """A stream that is aborted, or whose loop is left, is over for the daemon while the client lives on."""
     async with node.scenario("openai.mjs", daemon.url, "leave") as found:
-        await daemon.until_idle("plain", within=30.0)
+        await daemon.until_idle("plain", within=60.0)
         for request_id in found["ids"]:
             assert "status=499" in await daemon.line(request_id)

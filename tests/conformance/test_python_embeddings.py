@@ -105,14 +105,14 @@ async def test_token_ids_are_the_same_input(sdk: Sdk) -> None:
     assert dot(one.data[0].embedding, by_text.data[0].embedding) > 0.9999
 
 
-async def test_2000_inputs_in_order(daemon: Daemon) -> None:
+async def test_600_inputs_in_order(daemon: Daemon) -> None:
     """A big batch is split and joined: every index is in its place, usage counts all."""
-    texts = [f"n {at % 50}" for at in range(2000)]
+    texts = [f"n {at % 50}" for at in range(600)]
     async with AsyncSdk(daemon.url) as sdk:
         answer = await sdk.call(CREATE, model="vec", input=texts, **FLOAT)
-    assert [each.index for each in answer.data] == list(range(2000))
+    assert [each.index for each in answer.data] == list(range(600))
     vectors = [each.embedding for each in answer.data]
-    for at in range(0, 2000, 137):
+    for at in range(0, 600, 37):
         near = [dot(vectors[at], other) for other in vectors[:50]]
         assert near.index(max(near)) == at % 50
     assert answer.usage.prompt_tokens == sum(len(reference.tokens(text)) for text in texts)
@@ -206,8 +206,8 @@ async def test_leaving_stops_the_engine(daemon: Daemon) -> None:
     asking.cancel()
     await asyncio.wait({asking})
     assert asking.cancelled()
-    await daemon.until_idle("cut", within=30.0)
-    async with asyncio.timeout(30):
+    await daemon.until_idle("cut", within=60.0)
+    async with asyncio.timeout(60):
         status, _ = await post(daemon, "embeddings", model="cut", input="x")
     assert status == 200
 

@@ -427,6 +427,6 @@ async def test_leaving_a_stream_stops_the_engine(sdk: Sdk, daemon: Daemon) -> No
     """A caller that leaves frees the model, and nothing is kept of what it left."""
     body = {**COLOUR, "input": "Count from one to a thousand.", "max_output_tokens": 1500}
     events = await until(sdk, CREATE, lambda event: event.type == "response.output_text.delta", **body)
-    await daemon.until_idle("plain", within=30.0)
+    await daemon.until_idle("plain", within=60.0)
     with pytest.raises(openai.NotFoundError):
         await sdk.call(RETRIEVE, response_id=events[0].response.id)

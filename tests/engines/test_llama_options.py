@@ -82,7 +82,7 @@ async def test_a_draft_model_drafts_and_changes_nothing(short_dir: Path) -> None
         assert [slot["speculative"] for slot in await slots(short_dir)] == [True]
         assert await said(model, chat()) == alone
         assert model.facts.detail["draft"] == str(seer())
-        async with asyncio.timeout(20):  # the engine tells after its answer
+        async with asyncio.timeout(60):  # the engine tells after its answer
             while not (drafted := DRAFTED.search(model.log)):
                 await asyncio.sleep(0.02)
     assert int(drafted[1]) == int(drafted[2]) > 4  # a model agrees with itself

@@ -156,7 +156,7 @@ async def test_a_cancelled_picture_costs_a_load_and_not_its_rest(it: Loaded) -> 
     running = await it.begun(LONG)
     waiting = asyncio.ensure_future(it.ask(SHORT))
     running.cancel()
-    await asyncio.wait_for(running.over, 10)
+    await asyncio.wait_for(running.over, 60)
     async with asyncio.timeout(HELD_S):
         assert [one.data for one in pictures(await waiting)] == before
     assert not old.is_running()
@@ -170,10 +170,10 @@ async def test_cancelling_again_and_again_leaves_one_child_and_a_model_that_serv
         running = await it.begun(LONG)
         second, third = it.worker.call(LONG, "local"), it.worker.call(SHORT, "local")
         running.cancel()
-        await asyncio.wait_for(running.over, 10)
+        await asyncio.wait_for(running.over, 60)
         second.cancel()
         third.cancel()
-        await asyncio.wait_for(asyncio.gather(second.over, third.over), 10)
+        await asyncio.wait_for(asyncio.gather(second.over, third.over), 60)
     assert len(pictures(await it.ask(SHORT))) == 1
     assert child(it.worker.pid)
     assert it.worker.open_calls == 0
@@ -282,7 +282,7 @@ async def test_an_engine_that_dies_by_itself_is_the_workers_death(short_dir: Pat
         os.kill(child(it.worker.pid), 11)
         with pytest.raises(WorkerDied, match="SIGSEGV"):
             await rest(call)
-        assert "SIGSEGV" in await asyncio.wait_for(asyncio.shield(it.worker.ended), 10)
+        assert "SIGSEGV" in await asyncio.wait_for(asyncio.shield(it.worker.ended), 60)
 
 
 def junk(folder: Path) -> Path:

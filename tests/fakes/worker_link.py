@@ -10,7 +10,7 @@ from modeld.protocol import messages as m
 from modeld.protocol.channel import Caller, OpenCall
 from modeld.protocol.tasks import ChatTask, Event, Message, Sampling, Text
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Seconds after which a wait is a failed test; far more than anything here takes."""
 
 T = TypeVar("T")

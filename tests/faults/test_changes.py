@@ -16,7 +16,7 @@ from tests.harness.daemon import running
 from tests.harness.models import fake
 from tests.harness.sse import chat, opened
 from tests.harness.talk import SCRIPT, talking
-from tests.harness.workers import MIB, watched, workers_of
+from tests.harness.workers import MIB, held, watched, workers_of
 
 ON_DEMAND = {"load": "on_demand"}
 TALKER = fake("talker", **SCRIPT)
@@ -28,7 +28,7 @@ def config(*models: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"allow_fake": True, "models": list(models), **more}
 
 
-@pytest.mark.parametrize("script", [{"load_seconds": 60}, {"load_hang": True, "ignore_term": True}])
+@pytest.mark.parametrize("script", [{"load_seconds": 600}, {"load_hang": True, "ignore_term": True}])
 async def test_a_model_is_removed_while_it_loads(short_dir: Path, script: dict[str, Any]) -> None:
     """The load ends, who waits for it is told that it was removed, its process is gone when `ctl remove`
     returns, the name is unknown, and the model beside it notices nothing.
@@ -36,7 +36,7 @@ async def test_a_model_is_removed_while_it_loads(short_dir: Path, script: dict[s
     async with (
         running(short_dir, config(TALKER, fake("slow", **script) | ON_DEMAND)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(40),
+        asyncio.timeout(180),
     ):
         pid = (await daemon.until("talker", "ready"))["pid"]
         async with talking(daemon.url, "talker"):
@@ -57,12 +57,12 @@ async def test_a_model_is_reconfigured_while_its_load_is_under_way(short_dir: Pa
     """
     memory, limit = 120 * MIB, {"memory": {"ram": 200 * MIB}}
     a = fake("a", memory=memory, reply="a") | ON_DEMAND
-    slow = fake("b", memory=memory, reply="old", load_seconds=60) | ON_DEMAND
+    slow = fake("b", memory=memory, reply="old", load_seconds=600) | ON_DEMAND
     quick = fake("b", memory=memory, reply="new") | ON_DEMAND
     async with (
         running(short_dir, config(a, slow, **limit)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(40),
+        asyncio.timeout(180),
         watched(daemon.pid) as seen,
     ):
         assert (await chat(session, daemon.url, "a")).text == "a"
@@ -88,17 +88,18 @@ async def test_a_victim_is_reconfigured_while_another_waits_for_its_memory(short
     async with (
         running(short_dir, config(a, b, **limit)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(40),
+        asyncio.timeout(180),
         watched(daemon.pid) as seen,
     ):
         async with opened(session, daemon.url, "a", max_tokens=150) as stream:
             await stream.until_text()
-            for_b = asyncio.ensure_future(chat(session, daemon.url, "b"))
-            await daemon.until("b", "waiting")
-            daemon.write(config(new, b, **limit))
-            daemon.signal(signal.SIGHUP)
-            await daemon.line("draining: replaced by its new configuration")
-            for_a = asyncio.ensure_future(chat(session, daemon.url, "a"))
+            with held(await daemon.pid_of("a")):
+                for_b = asyncio.ensure_future(chat(session, daemon.url, "b"))
+                await daemon.until("b", "waiting")
+                daemon.write(config(new, b, **limit))
+                daemon.signal(signal.SIGHUP)
+                await daemon.line("draining: replaced by its new configuration")
+                for_a = asyncio.ensure_future(chat(session, daemon.url, "a"))
             answer = await stream.to_end()
             assert answer.text == "".join(f"tok{count} " for count in range(150))
             assert answer.done
@@ -114,14 +115,14 @@ async def test_a_worker_is_killed_while_it_drains(short_dir: Path, strategy: str
     """
     old = fake("m", **ENDLESS, slots=8)
     async with (
-        running(short_dir, config(old, drain_timeout=60)) as daemon,
+        running(short_dir, config(old, drain_timeout=600)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(40),
+        asyncio.timeout(180),
     ):
         pid = (await daemon.until("m", "ready"))["pid"]
         async with opened(session, daemon.url, "m") as stream:
             await stream.until_text()
-            daemon.write(config(fake("m", reply="new"), drain_timeout=60))
+            daemon.write(config(fake("m", reply="new"), drain_timeout=600))
             changing = asyncio.ensure_future(daemon.ctl("reload", "--json", "--replace-strategy", strategy))
             await daemon.line("draining: replaced by its new configuration")
             psutil.Process(pid).kill()
@@ -139,14 +140,14 @@ async def test_a_request_without_a_word_survives_the_death_of_a_draining_worker(
     """It was on the old model and had got nothing when the worker died: the new model answers it."""
     old = fake("m", first_delay=600)
     async with (
-        running(short_dir, config(old, drain_timeout=60)) as daemon,
+        running(short_dir, config(old, drain_timeout=600)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(40),
+        asyncio.timeout(180),
     ):
         pid = (await daemon.until("m", "ready"))["pid"]
         asking = asyncio.ensure_future(chat(session, daemon.url, "m"))
         await daemon.until_status("m", lambda status: status["in_flight"] == 1)
-        daemon.write(config(fake("m", reply="new"), drain_timeout=60))
+        daemon.write(config(fake("m", reply="new"), drain_timeout=600))
         daemon.signal(signal.SIGHUP)
         await daemon.line("draining: replaced by its new configuration")
         psutil.Process(pid).kill()
@@ -157,7 +158,7 @@ async def test_a_request_without_a_word_survives_the_death_of_a_draining_worker(
 async def test_a_change_goes_on_when_its_owner_is_killed(short_dir: Path) -> None:
     """kill -9 of `modeld ctl` half-way: the change is carried out all the same, and the next one after it."""
     file = short_dir / "more.yaml"
-    async with running(short_dir, config(TALKER)) as daemon, asyncio.timeout(40):
+    async with running(short_dir, config(TALKER)) as daemon, asyncio.timeout(180):
         await daemon.until("talker", "ready")
         daemon.write(config(fake("slow", load_seconds=1, reply="slow")), file)
         owner = await asyncio.create_subprocess_exec(

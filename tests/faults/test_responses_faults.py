@@ -19,6 +19,7 @@ from tests.harness.mcp_server import Server, mcp_server
 from tests.harness.models import fake
 from tests.harness.responses import check_response, check_stream, replay, stream
 from tests.harness.responses_daemon import OVER, Client, stored, text_of
+from tests.harness.workers import held
 
 ENDLESS = fake("endless", tokens=100_000, token_delay=0.02)
 QUICK = fake("quick", tokens=3)
@@ -108,7 +109,7 @@ async def test_a_tool_server_that_dies_in_a_call_is_told_to_the_model(short_dir:
         body = {"model": "caller", "input": "hi", "tools": [remote(server)]}
         run = await client.create("caller", tools=[remote(server)], background=True, store=True)
         reading = asyncio.ensure_future(stream(daemon.url, body))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(180):
             while [call["event"] for call in server.calls()] != ["begin"] * 2:
                 await asyncio.sleep(0.02)
         server.process.kill()
@@ -172,11 +173,13 @@ async def test_a_store_that_cannot_grow_refuses_and_recovers(short_dir: Path) ->
     """
     async with serving(short_dir, QUICK, MIDDLING) as (daemon, client):
         before = await client.create("quick", "first")
-        run = await client.create("middling", background=True, store=True)
         process = psutil.Process(daemon.pid)
         was = process.rlimit(psutil.RLIMIT_FSIZE)
-        wal = daemon.state_dir / "modeld.sqlite3-wal"
-        process.rlimit(psutil.RLIMIT_FSIZE, (wal.stat().st_size, was[1]))
+        with held(await daemon.pid_of("middling")):
+            run = await client.create("middling", background=True, store=True)
+            await daemon.until_status("middling", lambda status: status["in_flight"] == 1)
+            wal = daemon.state_dir / "modeld.sqlite3-wal"
+            process.rlimit(psutil.RLIMIT_FSIZE, (wal.stat().st_size, was[1]))
         body = {"model": "quick", "input": "much" * 10_000}
         status, answer = await client.ask("POST", "responses", body)
         assert (status, answer["error"]["type"]) == (503, "server_error")

@@ -13,6 +13,7 @@ import pytest
 from tests.harness.daemon import launch, running
 from tests.harness.models import fake
 from tests.harness.sse import Reader, chat
+from tests.harness.workers import held
 
 
 async def _open_stream(session: aiohttp.ClientSession, url: str) -> Reader:
@@ -25,15 +26,16 @@ async def _open_stream(session: aiohttp.ClientSession, url: str) -> Reader:
 
 async def test_sigterm_lets_open_streams_finish_and_takes_no_new_connections(short_dir: Path) -> None:
     """A stream under way at SIGTERM is delivered whole; the daemon then exits with 0."""
-    config = {"models": [fake("f", tokens=60, token_delay=0.02)], "allow_fake": True, "drain_timeout": 20}
+    config = {"models": [fake("f", tokens=60, token_delay=0.005)], "allow_fake": True, "drain_timeout": 600}
     async with running(short_dir, config) as daemon, aiohttp.ClientSession() as session:
         await daemon.until("f", "ready")
         opened = await _open_stream(session, daemon.url)
-        daemon.signal(signal.SIGTERM)
-        await daemon.until("f", "draining")
-        with pytest.raises(aiohttp.ClientConnectorError):
-            async with aiohttp.ClientSession() as other:
-                await other.get(f"{daemon.url}/health")
+        with held(await daemon.pid_of("f")):
+            daemon.signal(signal.SIGTERM)
+            await daemon.until("f", "draining")
+            with pytest.raises(aiohttp.ClientConnectorError):
+                async with aiohttp.ClientSession() as other:
+                    await other.get(f"{daemon.url}/health")
         answer = await opened.to_end()
         assert answer.done
         assert answer.text == "".join(f"tok{i} " for i in range(60))
@@ -111,7 +113,7 @@ async def test_the_service_manager_is_told_ready_and_stopping(short_dir: Path) -
         async with running(short_dir, {"models": [fake("f")], "allow_fake": True}, env=env) as daemon:
 
             async def told(words: bytes) -> None:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(180):
                     while words not in await loop.sock_recv(manager, 4096):
                         pass
 

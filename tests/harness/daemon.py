@@ -22,10 +22,11 @@ import aiohttp
 import psutil
 
 MARK = "MODELD_TEST_MARK"
-START_S = 30.0
+START_S = 120.0
 """Seconds until a daemon listens; far more than it needs, since machines get busy."""
-GONE_S = 2.0
-"""Seconds after a daemon's death in which its whole family must be gone."""
+GONE_S = 30.0
+"""Seconds after a daemon's death in which its whole family must be gone; on a free machine it takes a few
+milliseconds."""
 
 
 def family(mark: str) -> list[psutil.Process]:
@@ -40,7 +41,7 @@ def family(mark: str) -> list[psutil.Process]:
     return found
 
 
-async def family_gone(mark: str, within: float) -> list[psutil.Process]:
+async def family_gone(mark: str, within: float = GONE_S) -> list[psutil.Process]:
     """Wait until the family is gone; return who is still there after `within` seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + within
@@ -108,7 +109,7 @@ class Daemon:
         ):
             return json.loads((await response.text()).strip().splitlines()[-1])
 
-    async def ctl(self, *args: str, within: float = 60.0) -> Said:
+    async def ctl(self, *args: str, within: float = 120.0) -> Said:
         """Run `modeld ctl` as the owner does, and return what it said."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -162,7 +163,7 @@ class Daemon:
         return pid
 
     async def until_status(
-        self, name: str, test: Callable[[dict[str, Any]], bool], within: float = 30.0
+        self, name: str, test: Callable[[dict[str, Any]], bool], within: float = 120.0
     ) -> dict[str, Any]:
         """Wait until a model's status passes a test, and return it."""
         status: dict[str, Any] = {}
@@ -180,20 +181,20 @@ class Daemon:
         absent = {"name": None, "state": None, "pid": None, "in_flight": 0, "queued": 0}
         return next((model for model in models if model["name"] == name), absent)
 
-    async def until(self, name: str, *states: str, within: float = 60.0) -> dict[str, Any]:
+    async def until(self, name: str, *states: str, within: float = 120.0) -> dict[str, Any]:
         """Wait until a model is in one of `states`, and return its status."""
         async with asyncio.timeout(within):
             while (status := await self.model(name))["state"] not in states:
                 await asyncio.sleep(0.02)
         return status
 
-    async def until_idle(self, name: str, within: float = 10.0) -> None:
+    async def until_idle(self, name: str, within: float = 120.0) -> None:
         """Wait until no request is in flight on a model."""
         async with asyncio.timeout(within):
             while (await self.model(name))["in_flight"]:
                 await asyncio.sleep(0.01)
 
-    async def until_line_in(self, name: str, words: str, within: float = 20.0) -> None:
+    async def until_line_in(self, name: str, words: str, within: float = 120.0) -> None:
         """Wait until a model's log holds these words."""
         async with asyncio.timeout(within):
             while words not in await self.log(name):
@@ -212,7 +213,7 @@ class Daemon:
         """Send the daemon a signal."""
         self.process.send_signal(number)
 
-    async def ended(self, within: float = 20.0) -> int:
+    async def ended(self, within: float = 120.0) -> int:
         """Wait for the daemon's end and return its exit code."""
         async with asyncio.timeout(within):
             code = await self.process.wait()
@@ -325,6 +326,6 @@ async def _to_its_end(daemon: Daemon, *, family_must_go: bool) -> AsyncIterator[
         left = await family_gone(daemon.mark, GONE_S)
         for process in left:
             process.kill()
-        await asyncio.wait({daemon._reading}, timeout=5)
+        await asyncio.wait({daemon._reading}, timeout=60)
         if family_must_go:
             assert not left, f"left behind: {left}\n" + "\n".join(daemon.lines)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SEEN_S = 20.0
+SEEN_S = 60.0
 
 PROGRAM = Path(__file__).with_name("mcp_program.py")
 

@@ -16,7 +16,7 @@ from tests.harness.daemon import Daemon
 Body = dict[str, Any]
 
 OVER = ("completed", "failed", "cancelled", "incomplete")
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 import psutil
@@ -70,3 +70,18 @@ async def watched(daemon: int) -> AsyncIterator[Seen]:
         await asyncio.wait({task})
         if not task.cancelled():
             task.result()
+
+
+@contextlib.contextmanager
+def held(pid: int | None) -> Iterator[None]:
+    """Stop a process (SIGSTOP) for as long as the context lasts: what it does is not over before its end,
+    however slow the machine that runs the test. The daemon takes a stopped worker for dead after a minute.
+    """
+    assert pid is not None
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()

@@ -14,7 +14,7 @@ from tests.harness.daemon import Daemon, Said, resumed, running
 from tests.harness.models import fake, llama
 from tests.harness.sse import chat, opened
 from tests.harness.talk import SCRIPT, talking, whole
-from tests.harness.workers import MIB, watched, workers_of
+from tests.harness.workers import MIB, held, watched, workers_of
 
 TALKER = fake("talker", **SCRIPT)
 """The model that no change touches."""
@@ -64,7 +64,7 @@ async def test_models_are_added_replaced_and_removed_beside_streams(short_dir: P
     makes a name unknown. The model beside it keeps its process, and every stream on it is whole.
     """
     one, two = short_dir / "one.yaml", short_dir / "two.yaml"
-    async with running(short_dir, config(TALKER)) as daemon, asyncio.timeout(60):
+    async with running(short_dir, config(TALKER)) as daemon, asyncio.timeout(180):
         pid = (await daemon.until("talker", "ready"))["pid"]
         daemon.write(config(fake("b", reply="first"), fake("c", reply="c")), one)
         daemon.write(config(fake("b", reply="second"), fake("c", reply="c"), TALKER), two)
@@ -107,18 +107,18 @@ async def test_a_real_model_is_added_by_its_path_and_is_back_after_a_kill(
     a start without a file serves the last effective models.
     """
     small = llama("own", demo_gguf, n_ctx=256)
-    async with running(short_dir, {"models": [small]}) as daemon, asyncio.timeout(60):
+    async with running(short_dir, {"models": [small]}) as daemon, asyncio.timeout(180):
         said = await daemon.ctl("add", "--model", str(demo_gguf), "--name", "extra", "--json")
         assert outcome(said, "extra").startswith("ready")
         daemon.signal(signal.SIGKILL)
         await daemon.ended()
-    async with running(short_dir, {"models": [small]}) as daemon, asyncio.timeout(60):
+    async with running(short_dir, {"models": [small]}) as daemon, asyncio.timeout(180):
         assert await names(daemon) == {"own", "extra"}
         assert "extra, which was added to the running daemon, is back" in "\n".join(daemon.lines)
         said = await daemon.ctl("remove", "own", "--json")
         [note] = said.json["plan"]["notes"]
         assert "comes back at the next start" in note
-    async with resumed(short_dir) as daemon, asyncio.timeout(60):
+    async with resumed(short_dir) as daemon, asyncio.timeout(180):
         assert await names(daemon) == {"extra"}
         await daemon.until("extra", "ready")
         async with aiohttp.ClientSession() as session:
@@ -146,7 +146,7 @@ async def test_reconcile_makes_the_models_exactly_those_of_a_file(short_dir: Pat
         "updates": [{"name": "tuned", "keys": ["keep_alive"]}],
         "unchanged": ["talker"],
     }
-    async with running(short_dir, start) as daemon, asyncio.timeout(60):
+    async with running(short_dir, start) as daemon, asyncio.timeout(180):
         for name in ("talker", "goes", "differs", "tuned"):
             await daemon.until(name, "ready")
         before = await pids(daemon)
@@ -177,7 +177,7 @@ async def test_reconcile_without_a_file_brings_up_what_is_down(short_dir: Path) 
     one that crashes are started, those that are up keep their process.
     """
     file = short_dir / "more.yaml"
-    async with running(short_dir, config(TALKER, fake("down", reply="d"))) as daemon, asyncio.timeout(60):
+    async with running(short_dir, config(TALKER, fake("down", reply="d"))) as daemon, asyncio.timeout(180):
         daemon.write(config(fake("added", reply="a")), file)
         done(await daemon.ctl("add", str(file), "--json"))
         await daemon.until("talker", "ready")
@@ -211,7 +211,7 @@ async def test_an_edit_replaces_the_edited_model_alone(short_dir: Path, way: str
         elif way == "ctl":
             assert (await daemon.ctl("reload")).code == 0
 
-    async with running(short_dir, old) as daemon, asyncio.timeout(60):
+    async with running(short_dir, old) as daemon, asyncio.timeout(180):
         for name in ("talker", "b", "c"):
             await daemon.until(name, "ready")
         before = await pids(daemon)
@@ -234,12 +234,13 @@ async def test_blue_green_keeps_streams_where_they_are(short_dir: Path) -> None:
     slow = fake("b", tokens=tokens, token_delay=0.01)
     async with running(short_dir, config(slow)) as daemon, aiohttp.ClientSession() as session:
         old = (await daemon.until("b", "ready"))["pid"]
-        async with asyncio.timeout(60), opened(session, daemon.url, "b") as stream:
+        async with asyncio.timeout(180), opened(session, daemon.url, "b") as stream:
             await stream.until_text()
-            daemon.write(config(fake("b", reply="new")))
-            daemon.signal(signal.SIGHUP)
-            await daemon.until_status("b", lambda status: status["pid"] != old)
-            assert await reply(daemon, "b") == "new"
+            with held(old):
+                daemon.write(config(fake("b", reply="new")))
+                daemon.signal(signal.SIGHUP)
+                await daemon.until_status("b", lambda status: status["pid"] != old)
+                assert await reply(daemon, "b") == "new"
             answer = await stream.to_end()
             assert answer.done
             assert answer.text == whole(tokens)
@@ -259,16 +260,17 @@ async def test_stop_start_when_both_do_not_fit_or_the_owner_says_so(short_dir: P
     async with (
         running(short_dir, config(old, **strict)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(60),
+        asyncio.timeout(180),
         watched(daemon.pid) as seen,
     ):
         await daemon.until("b", "ready")
         async with opened(session, daemon.url, "b") as stream:
             await stream.until_text()
-            daemon.write(config(fake("b", reply="new", memory=memory), **strict))
-            daemon.signal(signal.SIGHUP)
-            await daemon.line("draining: replaced by its new configuration; 1 open request may finish")
-            meanwhile = asyncio.ensure_future(reply(daemon, "b"))
+            with held(await daemon.pid_of("b")):
+                daemon.write(config(fake("b", reply="new", memory=memory), **strict))
+                daemon.signal(signal.SIGHUP)
+                await daemon.line("draining: replaced by its new configuration; 1 open request may finish")
+                meanwhile = asyncio.ensure_future(reply(daemon, "b"))
             assert (await stream.to_end()).text == whole(tokens)
             assert await meanwhile == "new"
             await daemon.line(f"replaced: {words}")
@@ -278,7 +280,7 @@ async def test_stop_start_when_both_do_not_fit_or_the_owner_says_so(short_dir: P
 async def test_the_owner_chooses_how_a_model_is_replaced(short_dir: Path) -> None:
     """`--replace-strategy` goes before the configuration's, and the outcome says which way it went."""
     words = {"blue_green": "took over when it was ready", "stop_start": "stopped the old one first, as asked"}
-    async with running(short_dir, config(fake("b"))) as daemon, asyncio.timeout(60):
+    async with running(short_dir, config(fake("b"))) as daemon, asyncio.timeout(180):
         await daemon.until("b", "ready")
         for configured, asked in (("blue_green", "stop_start"), ("stop_start", "blue_green")):
             daemon.write(config(fake("b", reply=asked), replace_strategy=configured))
@@ -291,7 +293,7 @@ async def test_a_new_model_that_does_not_come_up_leaves_the_old_one_in_place(sho
     """Blue-green with a model that fails: exit code 1 and its words; the old one serves on, and is what the
     next reconcile wants too.
     """
-    async with running(short_dir, config(fake("b", reply="old"))) as daemon, asyncio.timeout(60):
+    async with running(short_dir, config(fake("b", reply="old"))) as daemon, asyncio.timeout(180):
         old = (await daemon.until("b", "ready"))["pid"]
         daemon.write(config(fake("b", load_error="scripted: no")))
         said = await daemon.ctl("reload")
@@ -308,7 +310,7 @@ async def test_a_broken_file_changes_nothing_and_says_where(short_dir: Path) -> 
     `reconcile`; by SIGHUP the daemon's log says it. Processes, models and streams stay.
     """
     twice = "allow_fake: true\nmodels:\n- {name: b, loader: fake}\n- {name: b, loader: fake}\n"
-    async with running(short_dir, config(TALKER, fake("b", reply="b"))) as daemon, asyncio.timeout(60):
+    async with running(short_dir, config(TALKER, fake("b", reply="b"))) as daemon, asyncio.timeout(180):
         await daemon.until("talker", "ready")
         await daemon.until("b", "ready")
         before = await pids(daemon)
@@ -339,15 +341,16 @@ async def test_a_model_in_use_is_renamed(short_dir: Path) -> None:
     async with (
         running(short_dir, config(entry)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(60),
+        asyncio.timeout(180),
     ):
         await daemon.until("before", "ready")
         async with opened(session, daemon.url, "before") as stream:
             await stream.until_text()
-            daemon.write(config(entry | {"name": "after"}))
-            daemon.signal(signal.SIGHUP)
-            await daemon.until("after", "ready")
-            assert await reply(daemon, "before") is None
+            with held(await daemon.pid_of("before")):
+                daemon.write(config(entry | {"name": "after"}))
+                daemon.signal(signal.SIGHUP)
+                await daemon.until("after", "ready")
+                assert await reply(daemon, "before") is None
             answer = await stream.to_end()
             assert (answer.text, answer.done) == (whole(tokens), True)
             await daemon.line("[before] stopped: it was removed")
@@ -364,7 +367,7 @@ async def test_gateways_and_aliases_come_and_go_live(short_dir: Path) -> None:
         fake("m", reply="default") | {"aliases": ["nick"]},
         gateways=[{"name": "Team X", "models": [fake("m", reply="team")]}],
     )
-    async with running(short_dir, plain) as daemon, asyncio.timeout(60):
+    async with running(short_dir, plain) as daemon, asyncio.timeout(180):
         pid = (await daemon.until("m", "ready"))["pid"]
         assert await reply(daemon, "nick") is None
         assert await reply(daemon, "m", "team-x") is None

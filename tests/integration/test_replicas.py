@@ -36,7 +36,7 @@ async def test_requests_go_to_the_copy_with_the_least_to_do(short_dir: Path) -> 
     async with (
         running(short_dir, config(model)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(30),
+        asyncio.timeout(180),
         AsyncExitStack() as streams,
     ):
         status = await daemon.until_status("m", ready(3))
@@ -61,7 +61,7 @@ async def test_another_number_of_replicas_restarts_nobody(short_dir: Path) -> No
     """From 1 to 3 and back to 1 by reload: it is an update in the plan, the first copy keeps its process, and
     streams are whole throughout.
     """
-    async with running(short_dir, config(fake("m", **SCRIPT))) as daemon, asyncio.timeout(60):
+    async with running(short_dir, config(fake("m", **SCRIPT))) as daemon, asyncio.timeout(180):
         pid = (await daemon.until("m", "ready"))["pid"]
         async with talking(daemon.url, "m", callers=6):
             for count in (3, 1):
@@ -89,7 +89,7 @@ async def test_copies_come_with_load_and_go_with_it(short_dir: Path) -> None:
     async with (
         running(short_dir, config(model)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(40),
+        asyncio.timeout(180),
     ):
         assert (await daemon.model("m"))["state"] == "stopped"
         assert workers_of(daemon.pid) == []
@@ -114,7 +114,7 @@ async def test_copies_that_do_not_fit_wait_and_the_others_serve(short_dir: Path)
     async with (
         running(short_dir, config(other, model, **limit)) as daemon,
         aiohttp.ClientSession() as session,
-        asyncio.timeout(30),
+        asyncio.timeout(180),
     ):
 
         def two(status: dict[str, Any]) -> bool:

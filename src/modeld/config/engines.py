@@ -330,6 +330,7 @@ class FakeConfig(Section):
     load_error_permanent: bool = Field(default=True, description="Whether that failure is one that stays.")
     load_crash: bool = Field(default=False, description="Die during the load.")
     load_hang: bool = Field(default=False, description="Never finish the load.")
+    load_until: PlainText | None = Field(default=None, description="File without which a load does not end.")
     memory: Size = Field(default=0, description="Memory to claim.")
     slots: Whole = Field(default=64, ge=1, description="Calls worked on at once.")
     fail_after: Whole | None = Field(

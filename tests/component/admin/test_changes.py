@@ -22,7 +22,7 @@ from modeld.errors import ConfigError, StartupError, TooLarge, UsageError
 from modeld.supervisor.events import FeedEvent
 from tests.component.admin.conftest import Daemon, Spawn
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 ADD = Change("add", {"models": []}, "/etc")
 

@@ -16,7 +16,7 @@ from modeld.supervisor.states import State
 from tests.component.admin.conftest import Daemon, Spawn
 from tests.component.admin.fake_supervisor import failure, model
 
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 async def test_status(daemon: Daemon) -> None:

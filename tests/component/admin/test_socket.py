@@ -25,7 +25,7 @@ from modeld.supervisor.states import Status
 from tests.component.admin.conftest import Daemon
 from tests.component.admin.fake_supervisor import FakeControl, FakeSupervisor, model
 
-LIMIT_S = 20
+LIMIT_S = 60
 INFO = DaemonInfo("0.1.0", 1, 0.0, "http://127.0.0.1:8000")
 
 

@@ -76,7 +76,7 @@ class Run:
         """Send a signal to this process alone, wait for its end, and see that nothing of it is left."""
         self.process.send_signal(number)
         ended = self.end()
-        _, left = psutil.wait_procs(family(self.mark), timeout=10)
+        _, left = psutil.wait_procs(family(self.mark), timeout=60)
         assert left == []
         return ended
 

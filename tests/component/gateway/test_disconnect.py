@@ -31,7 +31,7 @@ async def test_leaving_while_nothing_has_come_cancels(
     await pool.opened.wait()
     await pool.streams[0].waiting.wait()
     writer.close()
-    await asyncio.wait_for(pool.streams[0].closed.wait(), 5)
+    await asyncio.wait_for(pool.streams[0].closed.wait(), 60)
     await writer.wait_closed()
     assert pool.streams[0].cancelled
     await _assert_counted(gateway, path, caplog)
@@ -51,7 +51,7 @@ async def test_leaving_in_the_middle_of_a_stream_cancels(
         writer.transport.abort()
     else:
         writer.close()
-    await asyncio.wait_for(pool.streams[0].closed.wait(), 5)
+    await asyncio.wait_for(pool.streams[0].closed.wait(), 60)
     assert pool.streams[0].cancelled
     await _assert_counted(gateway, CHAT, caplog)
 
@@ -66,7 +66,7 @@ async def test_leaving_while_a_keep_alive_is_due_cancels(
     writer.write(post(chat_body(stream=True)))
     await reader.readuntil(b": keep-alive\n\n")
     writer.close()
-    await asyncio.wait_for(pool.streams[0].closed.wait(), 5)
+    await asyncio.wait_for(pool.streams[0].closed.wait(), 60)
     await _assert_counted(gateway, CHAT, caplog)
 
 
@@ -82,7 +82,7 @@ async def test_leaving_cancels_the_calls_of_all_prompts(
     await reader.readuntil(b'"text":"x"')
     writer.close()
     for stream in pool.streams:
-        await asyncio.wait_for(stream.closed.wait(), 5)
+        await asyncio.wait_for(stream.closed.wait(), 60)
     assert [stream.cancelled for stream in pool.streams] == [True] * 3
     await _assert_counted(gateway, "/v1/completions", caplog)
 
@@ -120,8 +120,8 @@ async def test_a_reader_that_does_not_read_holds_the_engine_back(
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, ("127.0.0.1", gateway.port))
     await loop.sock_sendall(sock, post(chat_body(stream=True)))
-    await asyncio.wait_for(pool.opened.wait(), 5)
-    await asyncio.wait_for(pool.streams[0].closed.wait(), 30)
+    await asyncio.wait_for(pool.opened.wait(), 60)
+    await asyncio.wait_for(pool.streams[0].closed.wait(), 60)
     sock.close()
     assert pool.streams[0].cancelled
     assert pool.streams[0].takes * len(piece) < 32_000_000

@@ -189,7 +189,7 @@ async def test_a_long_silence_is_kept_alive_and_leaving_cancels(serve: Serve) ->
     writer.write(post(json.dumps({**PAINT, "stream": True}), GENERATIONS))
     await reader.readuntil(b": keep-alive\n\n")
     writer.close()
-    await asyncio.wait_for(pool.streams[0].closed.wait(), 5)
+    await asyncio.wait_for(pool.streams[0].closed.wait(), 60)
     assert pool.streams[0].cancelled
     await writer.wait_closed()
 

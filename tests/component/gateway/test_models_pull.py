@@ -21,7 +21,7 @@ from modeld.supervisor.states import State, Status
 from tests.component.gateway.served import Serve, Served
 from tests.fakes.pool import FakePool, model
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 class Room:

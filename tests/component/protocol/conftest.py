@@ -42,7 +42,7 @@ class Ends:
 
     async def until(self, test: Callable[[], Any]) -> None:
         """Wait until `test` holds; it is asked after each message."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not test():
                 self._news.clear()
                 await self._news.wait()
@@ -63,7 +63,7 @@ async def ends() -> AsyncIterator[Ends]:
     yield both
     both.caller.close()
     both.worker.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait({both.caller.closed, both.worker.closed})
 
 
@@ -77,5 +77,5 @@ async def raw() -> AsyncIterator[tuple[Ends, socket.socket]]:
     with theirs:
         yield both, theirs
     both.caller.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait({both.caller.closed})

@@ -34,7 +34,7 @@ def test_a_tied_child_dies_with_its_parent() -> None:
         parent.kill()
         parent.wait()
         # Its new parent reaps it, or nobody does: dead is dead.
-        _, alive = psutil.wait_procs([child], timeout=5)
+        _, alive = psutil.wait_procs([child], timeout=60)
         assert not [it for it in alive if it.status() != psutil.STATUS_ZOMBIE]
 
 

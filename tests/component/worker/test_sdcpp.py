@@ -22,7 +22,7 @@ from modeld.worker.loaders.stable_diffusion_cpp.engine import Engine
 from modeld.worker.loaders.stable_diffusion_cpp.model import SdCppModel, start
 from tests.fakes import sdcpp_child
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)

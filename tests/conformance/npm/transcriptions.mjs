@@ -24,7 +24,6 @@ const scenarios = {
       json: await ask(),
       verbose: await ask({ response_format: "verbose_json", timestamp_granularities: ["word", "segment"] }),
       text: await ask({ response_format: "text" }),
-      srt: await ask({ response_format: "srt" }),
       vtt: await ask({ response_format: "vtt" }),
     };
   },
@@ -33,8 +32,7 @@ const scenarios = {
     const translate = (more) =>
       client.audio.translations.create({ model: "many", file: fs.createReadStream(path), ...more });
     return {
-      verbose: await translate({ response_format: "verbose_json" }),
-      text: await translate({ response_format: "text" }),
+      srt: await translate({ response_format: "srt", prompt: "Weather." }),
       heard: await ask({ model: "many", response_format: "verbose_json" }),
     };
   },

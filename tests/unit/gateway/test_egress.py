@@ -351,11 +351,11 @@ async def test_leaving_closes_the_connection() -> None:
         egress = Egress(Policy("listed", ("127.0.0.1",)))
         port = server.sockets[0].getsockname()[1]
         asking = asyncio.ensure_future(egress.fetch(f"http://127.0.0.1:{port}/", 1000))
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 60)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
 
 
 async def test_certificates_count_and_authorities_are_read_once() -> None:

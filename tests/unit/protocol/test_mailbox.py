@@ -131,5 +131,5 @@ async def test_the_end_wakes_a_waiting_reader() -> None:
     reader = asyncio.ensure_future(mailbox.take(None))
     await asyncio.sleep(0)
     mailbox.end()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await reader == (None, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from modeld.service.signals import StopSignals, stop_signals
 
-LIMIT_S = 10
+LIMIT_S = 60
 
 
 @pytest.fixture(autouse=True)

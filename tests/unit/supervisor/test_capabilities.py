@@ -49,7 +49,7 @@ class Program:
 
     async def started(self, count: int = 1) -> None:
         """Wait until that many runs have begun."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.runs) < count:
                 await asyncio.sleep(0.01)
 
@@ -58,7 +58,7 @@ WAIT = "while not os.path.exists(os.path.join(os.path.dirname(__file__), 'go')):
 
 
 async def _gone(pid: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             await asyncio.sleep(0.01)
 

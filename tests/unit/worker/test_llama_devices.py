@@ -64,6 +64,6 @@ async def test_a_program_that_does_not_tell_is_asked(tmp_path: Any) -> None:
     program.chmod(0o700)
     spec = LoadSpec("m", "llama_server", "generate", "m.gguf", "/run", gpus=1)
     engine = cast(Engine, SimpleNamespace(accelerators=None))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert (await devices.device_of(spec, engine, str(program))).startswith("CUDA0 (NVIDIA")
         assert await devices.device_of(spec, engine, str(tmp_path / "none")) == "chosen by the engine"

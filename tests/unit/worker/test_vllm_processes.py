@@ -15,7 +15,7 @@ import pytest
 
 from modeld.worker.loaders.vllm.processes import family, memory, processor_time
 
-GONE_S = 20.0
+GONE_S = 60.0
 """Seconds in which an orphan must be gone, also on a busy machine."""
 
 SPAWNING = """

@@ -27,6 +27,9 @@ from modeld.protocol.tasks import (
 from modeld.worker.loader import Emit, LoadedModel, Report
 from modeld.worker.loaders.fake.script import Script, Step, Token, prompt_tokens, tokens_of, turn_of, words
 
+LOOK_S = 0.02
+"""Seconds between two looks at whether a file is there."""
+
 
 class FakeModel:
     """Answers every call with the script's tokens."""
@@ -183,6 +186,9 @@ async def load(spec: LoadSpec, report: Report) -> LoadedModel:
     for step in range(1, script.load_steps + 1):
         await asyncio.sleep(script.load_seconds / script.load_steps)
         report("pretending to load", step / script.load_steps)
+    while script.load_until is not None and not os.path.exists(script.load_until):
+        await asyncio.sleep(LOOK_S)
+        report("waiting for a file", None)
     if script.load_hang:
         await asyncio.Event().wait()
     if script.load_crash:

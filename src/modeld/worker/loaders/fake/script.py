@@ -50,6 +50,7 @@ class Script(msgspec.Struct, frozen=True):
     load_error_permanent: bool = True
     load_crash: bool = False
     load_hang: bool = False
+    load_until: str | None = None
     memory: int = 0
     slots: int = 64
     fail_after: int | None = None
