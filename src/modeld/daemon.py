@@ -24,7 +24,7 @@ from aiohttp import web
 import modeld
 from modeld.admin.app import build_admin_app
 from modeld.admin.listen import serve_admin
-from modeld.admin.schemas import DaemonInfo
+from modeld.admin.schemas import DaemonInfo, MemoryLimits
 from modeld.clock import Clock, SystemClock
 from modeld.config import paths
 from modeld.config.diff import Wanted
@@ -146,7 +146,8 @@ async def run(
 
         def info() -> DaemonInfo:
             up = clock.monotonic() - started
-            return DaemonInfo(modeld.__version__, os.getpid(), up, address, str(cache))
+            given = MemoryLimits(config.memory.ram, config.memory.vram, config.memory.headroom)
+            return DaemonInfo(modeld.__version__, os.getpid(), up, address, str(cache), given)
 
         gateway = build_app(pool, _gateway_settings(config), metrics, clock)
         files = ModelFiles(pool.specs, KnownFiles(resolver, Listing(cache)), resolver.pulls)

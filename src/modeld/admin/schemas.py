@@ -17,10 +17,20 @@ from modeld.store.job_records import ItemFailure
 from modeld.supervisor.states import Status
 
 
+class MemoryLimits(msgspec.Struct, frozen=True):
+    """What models may take: `ram`, and `vram` of each GPU, in bytes, None for what there is; `headroom` is
+    the share of each memory that is left free.
+    """
+
+    ram: int | None = None
+    vram: int | None = None
+    headroom: float = 0.1
+
+
 class DaemonInfo(msgspec.Struct, frozen=True):
     """The daemon about itself. `uptime` is in seconds, `address` the public one, e.g. "http://127.0.0.1:8000".
 
-    `cache_dir` is where its models are.
+    `cache_dir` is where its models are, `memory` what its configuration lets them take.
     """
 
     version: str
@@ -28,6 +38,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     uptime: float
     address: str
     cache_dir: str = ""
+    memory: MemoryLimits = MemoryLimits()
 
 
 class StatusReply(DaemonInfo, frozen=True):

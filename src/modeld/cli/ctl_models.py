@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from modeld.admin.client import AdminClient
+from modeld.admin.schemas import StatusReply
 from modeld.cli.output import AS_JSON, document_out, line_out
 from modeld.cli.table import Row, Screen, table
 from modeld.cli.words import cell, count, memory, one_line
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from modeld.cli.fits import Fit
     from modeld.library.entry import Entry
     from modeld.library.shelf import Brought
+    from modeld.supervisor.observation import Limits
 
 STATE = "modeld.state_dir"
 """Where the group leaves the state directory, in the context's `meta`."""
@@ -74,20 +76,32 @@ class ListedModels(msgspec.Struct, frozen=True):
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), nargs=-1)
 @CACHE
+@click.option(
+    "--config",
+    "-c",
+    "file",
+    type=click.Path(path_type=Path),
+    help="Judge FITS by the memory limits of this file; the running daemon's by default.",
+)
 @AS_JSON
 @click.pass_obj
-def models(client: AdminClient, path: tuple[Path, ...], cache_dir: Path | None, as_json: bool) -> None:
+def models(
+    client: AdminClient, path: tuple[Path, ...], cache_dir: Path | None, file: Path | None, as_json: bool
+) -> None:
     """Show the models in PATHs (files or folders), or in the cache: what they are, and if they fit here.
 
-    Broken files are among them, with what is wrong. FITS is judged by what is free at this moment.
+    Broken files are among them, with what is wrong. FITS is judged by what is free at this moment, or would
+    be without the running daemon's idle models.
     """
     from modeld.cli.fits import fit_of
 
-    cache = _cache(client, cache_dir)
+    daemon = _daemon(client)
+    cache = _cache(daemon, cache_dir)
+    limits = _limits(daemon, file)
 
     async def look() -> tuple[list[Entry], list[Fit]]:
         entries = await _entries(cache, path)
-        return entries, await fit_of(entries)
+        return entries, await fit_of(entries, limits, daemon.models if daemon else ())
 
     entries, fits = asyncio.run(look())
     listed = tuple(map(_listed, entries, fits))
@@ -111,7 +125,7 @@ def bring(client: AdminClient, path: tuple[Path, ...], copied: bool, cache_dir: 
 
     Ends with 1 when one of several could not be; the others are there.
     """
-    cache = _cache(client, cache_dir)
+    cache = _cache(_daemon(client), cache_dir)
     failed = False
     for entry in asyncio.run(_entries(cache, path)):
         try:
@@ -136,7 +150,7 @@ def rm(context: click.Context, name: str, cache_dir: Path | None) -> None:
 
     client = context.find_object(AdminClient)
     assert client is not None, "the group `ctl` makes one"
-    cache = _cache(client, cache_dir)
+    cache = _cache(_daemon(client), cache_dir)
     entry = shelf.find(cache, name, tuple(asyncio.run(_entries(cache, ()))))
     users = sorted(_users(entry, cache, context.meta[STATE]))
     if users:
@@ -152,15 +166,33 @@ def rm(context: click.Context, name: str, cache_dir: Path | None) -> None:
 # --- where and which ----------------------------------------------------------------------------------------
 
 
-def _cache(client: AdminClient, given: Path | None) -> Path:
+def _daemon(client: AdminClient) -> StatusReply | None:
+    """Return what the running daemon says of itself; None when there is none."""
+    try:
+        return client.status()
+    except StartupError:
+        return None
+
+
+def _cache(daemon: StatusReply | None, given: Path | None) -> Path:
     """Return the cache: the one named, else the running daemon's, else what the environment says."""
-    if given is None:
-        try:
-            told = client.status().cache_dir
-        except StartupError:
-            told = ""
-        given = Path(told) if told else None
+    if given is None and daemon is not None and daemon.cache_dir:
+        given = Path(daemon.cache_dir)
     return paths.cache_dir(given, os.environ)
+
+
+def _limits(daemon: StatusReply | None, file: Path | None) -> Limits:
+    """Return the limits of memory: of the file named, else the running daemon's, else the usual ones."""
+    from modeld.supervisor.observation import Limits
+
+    if file is not None:
+        from modeld.config.load import load_config
+
+        given = load_config(file, os.environ).memory
+        return Limits(given.ram, given.vram, given.headroom)
+    if daemon is not None:
+        return Limits(daemon.memory.ram, daemon.memory.vram, daemon.memory.headroom)
+    return Limits()
 
 
 async def _entries(cache: Path, named: Iterable[Path]) -> list[Entry]:

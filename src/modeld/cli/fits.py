@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from modeld.clock import SystemClock
-from modeld.hardware import host
 from modeld.hardware.machine import Machine
 from modeld.hardware.probe import system_probe
 from modeld.library.entry import Entry
 from modeld.library.estimate import estimate
-from modeld.supervisor.memory import Memory
-from modeld.supervisor.observation import Limits
-from modeld.supervisor.scheduling.demand import Found, Never
+from modeld.supervisor.observation import Charge, Limits, Observation
+from modeld.supervisor.scheduling.demand import Found, Holding, Never, Phase, Space
+from modeld.supervisor.scheduling.placement import find
 from modeld.supervisor.sizing import demand, wants_gpu
 from modeld.supervisor.spec import ModelSpec
+from modeld.supervisor.states import State, Status
+
+_PHASES = {
+    State.READY: Phase.SERVING,
+    State.DRAINING: Phase.LEAVING,
+    State.STOPPING: Phase.LEAVING,
+}
 
 
 class Fits(enum.StrEnum):
-    """NOT_NOW: what others hold, loaded models among them, is in the way. UNKNOWN: nothing here runs it."""
+    """YES: now, if need be in the place of loaded models. NOT_NOW: what others hold, or models that may not
+    be sent away, is in the way. UNKNOWN: nothing here runs it.
+    """
 
     YES = "yes"
     NOT_NOW = "not now"
@@ -38,17 +46,29 @@ class Fit(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-async def fit_of(entries: Iterable[Entry]) -> list[Fit]:
+async def fit_of(entries: Iterable[Entry], limits: Limits, running: Sequence[Status] = ()) -> list[Fit]:
     """Judge models, in their order, with the settings that a configuration has by default.
 
-    It is asked with nothing loaded by the asker: a daemon would unload idle models besides.
+    `limits` are those of the configuration, `running` the models of the daemon that runs on this machine.
     """
-    memory = Memory(system_probe(os.environ), SystemClock(), Limits(), cores=host.cores())
-    machine = await memory.look(fresh=True)
-    return [_fit(entry, machine, memory) for entry in entries]
+    replicas = {
+        f"{model.name}/{number}": (model, replica)
+        for model in running
+        for number, replica in enumerate(model.replicas)
+        if replica.devices
+    }
+    holdings = [
+        Holding(key, model.name, copy.devices, _PHASES.get(copy.state, Phase.LOADING), pinned=model.pinned)
+        for key, (model, copy) in replicas.items()
+    ]
+    seen = Observation(system_probe(os.environ), SystemClock(), limits)
+    pids = {key: copy.pid for key, (_, copy) in replicas.items() if copy.pid is not None}
+    await seen.look(lambda: pids, fresh=True)
+    spaces = seen.spaces(Charge(holding.held, holding.phase) for holding in holdings)
+    return [_fit(entry, seen.machine, spaces, holdings) for entry in entries]
 
 
-def _fit(entry: Entry, machine: Machine, memory: Memory) -> Fit:
+def _fit(entry: Entry, machine: Machine, spaces: Sequence[Space], holdings: Sequence[Holding]) -> Fit:
     if entry.error or not entry.loader or entry.metadata is None:
         return Fit()
     spec = ModelSpec(entry.path, entry.usecase, entry.loader, entry.path)
@@ -57,7 +77,7 @@ def _fit(entry: Entry, machine: Machine, memory: Memory) -> Fit:
         entry.metadata, entry.loader, {}, gpu=gpu, usecase=entry.usecase, mmproj=entry.projector
     )
     wanted = demand(spec, footprint, gpu=gpu)
-    answer, size = memory.would(wanted), wanted.ram + wanted.vram
+    answer, size = find(wanted, spaces, holdings, evict=True), wanted.ram + wanted.vram
     if isinstance(answer, Found):
         return Fit(Fits.YES, size)
     return Fit(Fits.NO if answer.never is Never.EVER else Fits.NOT_NOW, size, answer.message)

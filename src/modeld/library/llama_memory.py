@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -152,13 +152,16 @@ def _model(metadata: Metadata, plan: Plan, *, gpu: bool, embedding: bool = False
     """Return what one model takes by itself."""
     slots = f"{plan.context} tokens × {plan.parallel}"
     lines = _weights(metadata, plan)
-    on_gpu = sum(plan.cache(layer) for layer in metadata.layers[plan.first :]) if plan.cache_on_gpu else 0
-    in_ram = sum(plan.cache(layer) for layer in metadata.layers) - on_gpu
+    # Most layers of a model are alike.
+    kinds = {layer: plan.cache(layer) for layer in set(metadata.layers)}
+    caches = [kinds[layer] for layer in metadata.layers]
+    on_gpu = sum(caches[plan.first :]) if plan.cache_on_gpu else 0
+    in_ram = sum(caches) - on_gpu
     types = " and ".join(dict.fromkeys((plan.key_type, plan.value_type)))
-    has_state = any(layer.state for layer in metadata.layers)
+    has_state = any(layer.state for layer in kinds)
     label = f"KV cache{' and recurrent state' if has_state else ''}, {slots}, {types}"
     lines += [Line(label, on_gpu, Where.GPU), Line(label, in_ram, Where.RAM)]
-    return lines + _compute(metadata, plan, gpu=gpu, embedding=embedding)
+    return lines + _compute(metadata, kinds, plan, gpu=gpu, embedding=embedding)
 
 
 def _weights(metadata: Metadata, plan: Plan) -> list[Line]:
@@ -182,19 +185,21 @@ def _weights(metadata: Metadata, plan: Plan) -> list[Line]:
     return [*lines, Line("weights, output", metadata.output_weights, Where.RAM)]
 
 
-def _compute(metadata: Metadata, plan: Plan, *, gpu: bool, embedding: bool) -> list[Line]:
+def _compute(
+    metadata: Metadata, kinds: Collection[Layer], plan: Plan, *, gpu: bool, embedding: bool
+) -> list[Line]:
     inner = FLOATS_UNGATED if metadata.architecture == "bert" else FLOATS_INNER
     vectors = FLOATS_WIDE * metadata.embedding_length + inner * metadata.feed_forward_length
     logits = plan.parallel * (metadata.vocabulary + metadata.embedding_length) * 4
-    remembers = any(layer.keys or layer.state for layer in metadata.layers)
-    full = plan.context if any(layer.keys and not layer.window for layer in metadata.layers) else 0
+    remembers = any(layer.keys or layer.state for layer in kinds)
+    full = plan.context if any(layer.keys and not layer.window for layer in kinds) else 0
     if metadata.layers and not remembers:
         full = plan.ubatch  # without a cache the tokens of a batch look at each other only
     last = logits
     if embedding and remembers:
         # A language model that gives vectors scores all words after each token, and drops that.
         last = plan.ubatch * (metadata.vocabulary + FLOATS_WIDE * metadata.embedding_length) * 4
-    windowed = max((plan.cells(layer) for layer in metadata.layers if layer.window), default=0)
+    windowed = max((plan.cells(layer) for layer in kinds if layer.window), default=0)
     # One mask for each kind of layer: f16 for flash attention, f32 and the scores themselves without it.
     masks = plan.ubatch * (full + windowed) * (2 if plan.flash else 4)
     if not plan.flash:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class Layer(msgspec.Struct, frozen=True, omit_defaults=True):
+class Layer(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One repeating layer, as far as memory is concerned.
 
     `weights`: bytes, of which `experts` are those of routed experts. `keys`, `values`: elements that a token

@@ -12,15 +12,21 @@ from click.testing import CliRunner, Result
 
 from modeld.admin.app import build_admin_app
 from modeld.admin.listen import serve_admin
-from modeld.admin.schemas import DaemonInfo
+from modeld.admin.schemas import DaemonInfo, MemoryLimits
+from modeld.cli.fits import Fits, fit_of
 from modeld.cli.main import modeld
 from modeld.clock import SystemClock
 from modeld.hardware.footprint import Footprint, Line, Source, Where
 from modeld.library import shelf
+from modeld.library.entry import Entry
+from modeld.library.metadata import Metadata
 from modeld.store.db import Database
 from modeld.store.effective import EffectiveConfig, StoredModel
+from modeld.supervisor.observation import Limits
+from modeld.supervisor.states import ReplicaStatus, State, Status
 from tests.component.admin.fake_supervisor import FakeControl, FakeSupervisor
 from tests.component.library.test_listing import put, safetensors
+from tests.fakes.machine import GIB, FakeProbe
 from tests.unit.library.gguf_bytes import chat_model, header
 
 
@@ -109,6 +115,50 @@ async def test_what_does_not_fit_says_why(ctl: Ctl, tmp_path: Path, monkeypatch:
     large, unjudged = (await ctl("models", tmp_path / "all")).stdout.splitlines()[1:-1]
     assert f"takes 1048576.0 TiB: {told[0]['why']}" in large
     assert "takes" not in unjudged
+
+
+async def test_what_the_owner_lets_models_take_is_what_fits(ctl: Ctl, tmp_path: Path) -> None:
+    """By the limits of the file that is named, else by those of the running daemon."""
+    file = put(tmp_path / "all/m.gguf").parent
+    small = tmp_path / "modeld.yaml"
+    small.write_text("memory: {ram: 1MiB, vram: 1MiB}\nmodels: []\n")
+
+    async def fits(*options: str | Path) -> str:
+        result = await ctl("models", "--json", file, *options)
+        assert result.exit_code == 0, result.output
+        (listed,) = json.loads(result.stdout)["models"]
+        return f"{listed['fits']}, {listed['why']}"
+
+    assert await fits() == "yes, "
+    assert "no, " in (told := await fits("--config", small))
+    assert "1 MiB" in told
+    supervisor = FakeSupervisor()
+    memory = MemoryLimits(ram=2**20, vram=2**20)
+    info = DaemonInfo("0.1.0", 42, 61.0, "http://127.0.0.1:8000", str(ctl.cache), memory)
+    async with serve_admin(
+        build_admin_app(supervisor, FakeControl(supervisor), lambda: info), ctl.state / "admin.sock"
+    ):
+        assert await fits() == told
+    missing = await ctl("models", "--config", tmp_path / "none.yaml")
+    assert (missing.exit_code, "Traceback" in missing.output) == (2, False)
+
+
+@pytest.mark.parametrize(("pinned", "fits"), [(False, Fits.YES), (True, Fits.NOT_NOW)])
+async def test_what_the_daemon_s_own_models_hold_is_room_unless_they_are_pinned(
+    monkeypatch: pytest.MonkeyPatch, pinned: bool, fits: Fits
+) -> None:
+    """A model fits where an idle one can go for it, as the daemon will see it."""
+    probe = FakeProbe(64 * GIB, {"GPU-0": 10 * GIB})
+    probe.others["GPU-0"] = 4 * GIB
+    monkeypatch.setattr("modeld.cli.fits.system_probe", lambda _: probe)
+    metadata = Metadata("gguf", 6 * GIB)
+    entry = Entry("/m.gguf", "gguf", loader="llama_server", usecase="generate", metadata=metadata)
+    copy = ReplicaStatus(State.READY, "", "", 0.0, devices={"GPU-0": 4 * GIB})
+    other = Status("m", "generate", "llama_server", State.READY, "", "", 0.0, pinned=pinned, replicas=(copy,))
+    (found,) = await fit_of([entry], Limits(), [other])
+    assert found.fits is fits
+    (alone,) = await fit_of([entry], Limits())
+    assert alone.fits is Fits.NOT_NOW, "then it is somebody else's"
 
 
 async def test_models_of_the_cache_and_of_nowhere(ctl: Ctl, tmp_path: Path) -> None:
