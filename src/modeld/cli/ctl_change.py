@@ -44,11 +44,11 @@ def _change_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--model", metavar="REF", help="Add this one model in place of FILE: a path, repo or repo:glob."
+    "--model", metavar="REF", help="Add this one model in place of FILE: a path, org/repo or org/repo:glob."
 )
 @click.option("--name", help="Its name; the reference's last part by default.")
-@click.option("--usecase", help="What it is for, e.g. generate, embed; by its engine by default.")
-@click.option("--loader", help="Engine that runs it; llama_server for GGUF files by default.")
+@click.option("--usecase", help="What it is for, e.g. generate, embed; by its file or engine by default.")
+@click.option("--loader", help="Engine that runs it; by its file by default.")
 @click.option("--num-gpus", type=float, help="GPUs: a share of one below 1, else a whole number.")
 @click.option("--num-cpus", type=float, help="CPU cores.")
 @click.option("--num-replicas", type=int, help="Copies that run.")
@@ -67,9 +67,12 @@ def add(changing: _Changing, file: Path | None, model: str | None, **options: An
             raise UsageError(f"{', '.join(given)}: goes with --model; a FILE says this for each model")
         changing.run("add", *_read(file))
     elif model is not None:
+        from modeld.cli.reference import told_by_files
         from modeld.config.load import from_document, single_model
 
-        document = single_model(model, **options)
+        loader, usecase = options.pop("loader"), options.pop("usecase")
+        model, loader, usecase = told_by_files(model, Path.cwd(), loader=loader, usecase=usecase)
+        document = single_model(model, loader=loader, usecase=usecase, **options)
         from_document(document, Path.cwd())
         changing.run("add", document, str(Path.cwd()))
 

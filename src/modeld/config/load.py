@@ -23,6 +23,8 @@ LARGEST_FILE = 1024**2
 
 
 _USECASES = {"whispercpp": "transcription", "sherpa_onnx": "tts"}
+_QUANTISATION = re.compile(r"(?:I?Q|TQ)[1-8]_|MXFP4", re.IGNORECASE)
+"""How the quantisations begin that only GGUF files have."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -144,10 +146,13 @@ def _guessed_loader(model: str) -> str:
     repo, _, pattern = model.removeprefix("pypi:").partition(":")
     if model.lower().endswith(".gguf") or (not pattern and re.search(r"[-_.]gguf$", repo, re.IGNORECASE)):
         return "llama_server"
-    if pattern and re.search("gguf", repo, re.IGNORECASE):
+    if pattern and (re.search("gguf", repo, re.IGNORECASE) or _QUANTISATION.match(pattern)):
         return "llama_server"
     choices = ", ".join(choice for choice in get_args(LoaderName) if choice != "fake")
-    raise UsageError(f"{model!r} does not tell which engine runs it; give --loader, one of {choices}")
+    raise UsageError(
+        f"{model!r} does not tell which engine runs it (llama_server runs GGUF files, vllm runs Hugging Face "
+        f"folders); give --loader, one of {choices}"
+    )
 
 
 def _guessed_name(model: str) -> str:
