@@ -77,6 +77,8 @@ class Queue:
         """Count what is there. Raises StoreFailed."""
         depths = (await self.store.depth()).values()
         self.unfinished = sum(depth.pending + depth.processing for depth in depths)
+        if self.unfinished:
+            _log.info("%d jobs of an earlier life are unfinished and go on", self.unfinished)
         await self._group.__aenter__()
         self._writer = self._group.create_task(self._write())
         return self
@@ -217,9 +219,9 @@ class Queue:
         self.cut(job.key)
         return True
 
-    async def delete(self, identity: str | None, id: str) -> bool:
-        """Forget a job that is over; False when there is no such job."""
-        return await self.store.delete(identity, id)
+    async def release(self, id: str) -> None:
+        """Let a job that is over and was held be kept as any other; its results are gone."""
+        await self.store.release(id, self.limits.keep_s)
 
     # --- told by the runner ---------------------------------------------------------------------------------
 
@@ -236,8 +238,20 @@ class Queue:
         """A job is over."""
         self.unfinished = max(self.unfinished - 1, 0)
         self.metrics.job_ended(job.kind, job.status)
+        _tell(job)
         for watch in self._watches.get(job.id, ()):
             watch.news.set()
+
+
+def _tell(job: Job) -> None:
+    """Say in the log how a job ended."""
+    spent = (job.ended or 0.0) - job.created
+    text = "the job %s (%s, model %s) is %s after %.1f s: %d of %d items done, %d failed"
+    facts = (job.id, job.kind, job.model, job.status, spent, job.done, job.items, job.failed)
+    if job.error:
+        _log.warning(f"{text}: %s", *facts, job.error)
+    else:
+        _log.info(text, *facts)
 
 
 class _Watching:

@@ -103,7 +103,7 @@ class Batches:
         return [StoredBatch(*row) for row in rows]
 
     async def jobs_left(self) -> list[str]:
-        """Return the ids of jobs that are over and held for a batch that no longer needs them."""
+        """Return the ids of jobs that are over and still held for a batch that no longer needs them."""
         rows = await self._db.fetch(
             "SELECT id FROM job WHERE held AND status NOT IN ('pending', 'processing') "
             "AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.id = job.id AND over = 0)"

@@ -10,7 +10,12 @@ import msgspec
 from modeld.store.db import Database, Transaction
 from modeld.store.job_records import Job
 
-LATE = "the job had not ended by its deadline"
+LATE = (
+    "the job had not ended by its deadline, {} s after its submission (for batches 24h, for other jobs "
+    "jobs.patience in the configuration)"
+)
+FEW = 20
+"""Failures of a job that was held that are kept for who looks at it."""
 FINAL = (
     "modeld ended while it worked on this, after it had begun to call tools; it is not tried again, since "
     "they would be called twice"
@@ -112,6 +117,38 @@ async def reclaim(
             if job is not None and job.over:
                 ended.append(job)
     return again, ended
+
+
+async def overdue(db: Database, now: float, keep_s: float | None, read: _Read) -> list[Job]:
+    """See `Jobs.overdue`. One transaction for each job."""
+    late = await db.fetch(
+        "SELECT key FROM job WHERE status IN ('pending', 'processing') AND deadline <= ? LIMIT 100", (now,)
+    )
+    ended: list[Job] = []
+    for (key,) in late:
+        async with db.write() as transaction:
+            job = await read(transaction, key)
+            if job is None or job.over:  # meanwhile
+                continue
+            text = LATE.format(round((job.deadline or now) - job.created))
+            await end_rest(transaction, key, "error", "expired", text, db.clock.time(), keep_s)
+            ended += [job] if (job := await read(transaction, key)) is not None else []
+    return ended
+
+
+async def release(db: Database, id: str, keep_s: float | None) -> None:
+    """See `Jobs.release`."""
+    async with db.write() as transaction:
+        await transaction.execute(
+            "DELETE FROM job_item WHERE job = (SELECT key FROM job WHERE id = :id AND held) AND place NOT IN "
+            "(SELECT place FROM job_item WHERE job = (SELECT key FROM job WHERE id = :id) AND state = 3 "
+            "ORDER BY place LIMIT :few)",
+            {"id": id, "few": FEW},
+        )
+        await transaction.execute(
+            "UPDATE job SET held = 0, expires = ended + :keep WHERE id = :id AND held",
+            {"id": id, "keep": keep_s},
+        )
 
 
 async def forget(transaction: Transaction, key: int) -> None:

@@ -197,29 +197,11 @@ class Jobs:
 
     async def overdue(self, now: float, keep_s: float | None) -> list[Job]:
         """End what has passed its deadline as an error, what has not ended of it as failed; return those."""
-        late = await self._db.fetch(f"SELECT key FROM job WHERE {_LIVE} AND deadline <= ? LIMIT 100", (now,))
-        ended: list[Job] = []
-        for (key,) in late:
-            async with self._db.write() as transaction:
-                job = await _job(transaction, key)
-                if job is None or job.over:  # meanwhile
-                    continue
-                await job_ends.end_rest(
-                    transaction, key, "error", "expired", job_ends.LATE, self._db.clock.time(), keep_s
-                )
-                ended += [job] if (job := await _job(transaction, key)) is not None else []
-        return ended
+        return await job_ends.overdue(self._db, now, keep_s, _job)
 
-    async def delete(self, identity: str | None, id: str) -> bool:
-        """Forget a job that is over, and its results; False when there is none."""
-        async with self._db.write() as transaction:
-            rows = await transaction.fetch(
-                f"SELECT key FROM job WHERE id = ? AND identity = coalesce(?, identity) AND NOT {_LIVE}",
-                (id, identity),
-            )
-            for (key,) in rows:
-                await job_ends.forget(transaction, key)
-            return bool(rows)
+    async def release(self, id: str, keep_s: float | None) -> None:
+        """Let a job that is over and was held expire; its results go at once, but for some failures."""
+        await job_ends.release(self._db, id, keep_s)
 
     async def withdraw(self, key: int) -> None:
         """Forget a job that nobody knows of yet."""

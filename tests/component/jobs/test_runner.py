@@ -189,7 +189,8 @@ async def test_a_job_past_its_deadline_is_an_error_and_its_work_is_cut_off(
     async with serving(tmp_path, pool, limits=JobLimits(patience_s=0.3)) as api:
         told = await api.over(await api.batch(3))
         assert told["status"] == "error"
-        assert told["error"] == "the job had not ended by its deadline"
+        assert told["error"].startswith("the job had not ended by its deadline, 0 s after its submission")
+        assert "jobs.patience" in told["error"]
         await pool.until(lambda: pool.open_calls == 0)
         assert pool.begun[1].cancelled
 

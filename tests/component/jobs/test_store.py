@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from modeld.store.db import Database
-from modeld.store.job_ends import FINAL, failure
+from modeld.store.job_ends import FINAL, LATE, failure
 from modeld.store.job_records import Depth, JobDraft, TakenItem
 from modeld.store.jobs import Jobs
 from tests.fakes.clock import FakeClock
@@ -258,7 +258,7 @@ class Lives(RuleBasedStateMachine):
         ]
         assert {job.id for job in self.do(self.jobs.overdue(now, KEEP_S))} == {job.id for job in late}
         for job in late:
-            job.rest("failed", failure("expired", "the job had not ended by its deadline"))
+            job.rest("failed", failure("expired", LATE.format(50)))
             job.status, job.ended = "error", now
 
     @rule()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from modeld.jobs.batches.answers import Answers
 from modeld.jobs.batches.records import Place
-from modeld.jobs.batches.scan import MOST_LINES, MOST_MISTAKES, Scan, scan
+from modeld.jobs.batches.scan import BOM, MOST_LINES, MOST_MISTAKES, Scan, scan
 from modeld.jobs.files.shelf import Shelf
 from modeld.store.job_ends import failure
 from modeld.store.job_records import ItemResult
@@ -69,6 +69,30 @@ def test_each_mistake_is_told_with_its_line(tmp_path: Path, raw: bytes, code: st
         assert (mistake.code, mistake.line, mistake.param) == (code, 3, param)
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (line().decode().encode("utf-16"), "save the file as UTF-8, not as UTF-16"),
+        ('{"custom_id": "größe"}'.encode("latin-1"), "save the file as UTF-8"),
+        (json.dumps(json.loads(line()), indent=2).encode(), "each request stands on one line"),
+        (b"[" + line() + b"]", "not a JSON object"),
+    ],
+)
+def test_what_may_be_the_matter_with_a_file_is_told(tmp_path: Path, data: bytes, words: str) -> None:
+    """Where its owner could not see it: another encoding, requests over several lines, a list."""
+    assert words in scanned(tmp_path, data).mistakes[0].message
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """The first line is found behind it."""
+    first, second = line(custom_id="1"), line(custom_id="2")
+    data = BOM + first + b"\n" + second
+    found = scanned(tmp_path, data)
+    assert found.mistakes == []
+    places = [msgspec.json.decode(request, type=Place) for request in found.requests]
+    assert [data[place.offset :][: place.length].strip() for place in places] == [first, second]
+
+
 def test_several_mistakes_of_a_line_are_all_told(tmp_path: Path) -> None:
     """Also those of other lines."""
     found = scanned(tmp_path, b"{}\n" + line() + b"\nno")
@@ -105,8 +129,8 @@ def test_places_are_those_of_the_lines(tmp_path_factory: Any, shapes: list[str],
 
 
 def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
-    """Fifty thousand lines in and out, 50 MB each way, in a few megabytes: those of places and names."""
-    count = MOST_LINES
+    """Ten thousand lines in and out, 10 MB each way, in a part of that: places and names."""
+    count = 10_000
     shelf = Shelf(tmp_path / "files")
     path = shelf.lent("batch_x")
     digest = hashlib.sha256()
@@ -132,7 +156,7 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert answers.usage.total_tokens == count
-    assert scanning < 16 << 20
+    assert scanning < 4 << 20
     assert writing < 2 << 20
 
 

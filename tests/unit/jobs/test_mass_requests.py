@@ -49,7 +49,6 @@ NUMBERS = {
     "top_k": 0,
     "seed": 0,
     "min_p": 0,
-    "repeat_penalty": 0,
     "frequency_penalty": 0,
     "presence_penalty": 0,
 }
@@ -99,6 +98,32 @@ def test_a_batch_is_an_item_for_each_in_order() -> None:
     assert tasks("BatchEmbed", inputs=["a", "b"]) == [EmbedTask(inputs=("a",)), EmbedTask(inputs=("b",))]
     assert tasks("Embed", input="a") == [EmbedTask(inputs=("a",))]
     assert tasks("Tokenize", text="a") == [TokenizeTask(text="a")]
+
+
+@pytest.mark.parametrize(
+    ("config", "param"),
+    [
+        ({"context_size": -1}, "config.context_size"),
+        ({"batch_size": -3}, "config.batch_size"),
+        ({"gpu_layers": -2}, "config.gpu_layers"),
+        ({"flash_attn": "x"}, "config.flash_attn"),
+        ({"cache_type": "q5"}, "config.cache_type"),
+        ({"vram_headroom_pct": 0}, "config.vram_headroom_pct"),
+        ({"vram_headroom_pct": 101}, "config.vram_headroom_pct"),
+    ],
+)
+def test_nonsense_in_the_config_is_refused(config: dict[str, Any], param: str) -> None:
+    """Although nothing is done by it."""
+    with pytest.raises(BadRequest) as caught:
+        chat(config=config)
+    assert caught.value.param == param
+
+
+def test_a_penalty_that_no_engine_takes_is_refused() -> None:
+    """A 0 of what divides; other zeros are zeros."""
+    with pytest.raises(BadRequest) as caught:
+        chat(sampling={"repeat_penalty": 0})
+    assert caught.value.param == "sampling.repeat_penalty"
 
 
 def test_all_of_the_config_is_taken() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from modeld.gateway.encoding import dumps
 from modeld.ids import new_id
 from modeld.jobs.batches.records import BatchUsage, CachedTokens, ReasoningTokens
-from modeld.jobs.batches.scan import LINE
+from modeld.jobs.batches.scan import BOM, LINE
 from modeld.jobs.files.shelf import Part, Shelf
 from modeld.store.job_records import ItemResult
 
@@ -60,6 +60,8 @@ _FAILURE = msgspec.json.Decoder(_Failure)
 def names(path: Path) -> Generator[str, None, None]:
     """Give the custom_id of each line that is not blank. Raises OSError."""
     with path.open("rb") as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
         for line in file:
             if line.strip():
                 yield LINE.decode(line).custom_id

@@ -150,7 +150,7 @@ class Keeper:
                         self._room.shelf.remove(file.id)
                 await self._batches.sweep(self._room.clock.time())
                 for id in await self._batches.jobs_left():
-                    await self._queue.delete(None, id)
+                    await self._queue.release(id)
             except (StoreFailed, OSError) as failure:
                 _log.warning("expired files stay for now: %s", failure)
             await asyncio.sleep(SWEEP_S)

@@ -190,7 +190,7 @@ class Leader:
             return
         async with self._desk.outputs:
             await self._write(job, ended)
-        await queue.delete(None, batch.id)
+        await queue.release(batch.id)
 
     async def _write(self, job: Job, ended: dict[str, Any]) -> None:
         room = self._desk.room
@@ -224,11 +224,33 @@ class Leader:
         expires = None if keep_s is None else desk.room.clock.time() + keep_s
         await desk.batches.put(stored(self.identity, record, expires), written)
         self._record = record
+        self._tell()
         desk.gateway.metrics.batch_moved(before, batch.status, over=batch.status in OVER)
         for file in written:
             desk.gateway.metrics.files_changed(file.purpose, 1, file.bytes)
         if batch.status in OVER:
             desk.room.shelf.remove(batch.id)
+
+    def _tell(self) -> None:
+        """Say in the log how far it is."""
+        batch = self.batch
+        counts, mistakes = batch.request_counts, batch.errors.data if batch.errors is not None else ()
+        text = "the batch %s (%s, model %s) is %s: %d requests, %d done, %d failed"
+        facts = (batch.id, batch.endpoint, batch.model, batch.status)
+        numbers = (counts.total, counts.completed, counts.failed)
+        if not mistakes:
+            _log.info(text, *facts, *numbers)
+        else:
+            first = mistakes[0]
+            where = "" if first.line is None else f"line {first.line}: "
+            _log.warning(
+                f"{text}; mistakes: %d, the first: %s%s",
+                *facts,
+                *numbers,
+                len(mistakes),
+                where,
+                first.message,
+            )
 
     def _now(self) -> int:
         return int(self._desk.room.clock.time())

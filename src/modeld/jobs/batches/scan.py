@@ -24,6 +24,8 @@ MOST_MISTAKES = 100
 
 LONGEST_ID = 512
 
+BOM = b"\xef\xbb\xbf"
+
 _PLACE = msgspec.json.Encoder()
 
 
@@ -87,6 +89,11 @@ def _lines(
 ) -> Iterator[tuple[int, int, bytes | None]]:
     """Give (number, offset, line) of each line; None instead of one that is too long."""
     number = offset = 0
+    if file.read(len(BOM)) == BOM:  # what editors put before UTF-8
+        seen(BOM)
+        offset = len(BOM)
+    else:
+        file.seek(0)
     while piece := file.readline(longest + 2):
         number += 1
         start, line, whole = offset, piece, True
@@ -120,7 +127,9 @@ class _Scanner:
             self.add(Mistake("invalid_request", "This line is not a JSON object.", number))
             return
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.add(Mistake("invalid_json_line", "This line is not parseable as valid JSON.", number))
+            self.add(
+                Mistake("invalid_json_line", f"This line is not parseable as valid JSON{_why(raw)}.", number)
+            )
             return
         self.scan.requests.append(_PLACE.encode(Place(offset, len(raw))))
         if len(self.scan.requests) > MOST_LINES:
@@ -196,6 +205,19 @@ class _Scanner:
                 f"{self.scan.model[:100]!r}; a batch has one model.",
                 param="body.model",
             )
+
+
+def _why(raw: bytes) -> str:
+    """Return what may be the matter with a line that is no JSON."""
+    if b"\0" in raw:
+        return ": it is not UTF-8 text; save the file as UTF-8, not as UTF-16"
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return ": it is not UTF-8 text; save the file as UTF-8"
+    if raw.strip() in (b"{", b"[", b"}", b"},", b"]"):
+        return ": each request stands on one line, whole, with no list around them"
+    return ""
 
 
 def _missing(param: str) -> Mistake:

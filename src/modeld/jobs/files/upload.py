@@ -102,7 +102,7 @@ async def _take_file(
         pieces.append(piece)
         gathered += len(piece)
         if upload.part.size + gathered > largest:
-            raise _too_large("the file is larger", largest)
+            raise _too_large(f"the file has more than {largest} bytes", largest)
         if gathered >= PIECE or not piece:
             await unbroken(upload.part.write, b"".join(pieces))
             pieces, gathered = [], 0

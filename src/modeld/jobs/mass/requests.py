@@ -33,17 +33,19 @@ MOST_ITEMS = 50_000
 
 
 class _Config(msgspec.Struct):
-    context_size: int | None = None
-    batch_size: int | None = None
-    gpu_layers: int | None = None
-    flash_attn: bool | str | int | None = None
-    threads: int | None = None
-    max_concurrent: int | None = None
+    """A 0 is MASS's word for what it chooses itself."""
+
+    context_size: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    batch_size: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    gpu_layers: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    flash_attn: bool | Literal["on", "off", "auto"] | None = None
+    threads: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    max_concurrent: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     thinking: bool | None = None
     mmproj_filename: str | None = None
     chat_template: str | None = None
-    cache_type: str | None = None
-    vram_headroom_pct: float | None = None
+    cache_type: Literal["", "f16", "q8_0", "q4_0"] | None = None
+    vram_headroom_pct: Annotated[float, Meta(ge=1, le=100)] | None = None
 
 
 class _Sampling(msgspec.Struct):
@@ -56,7 +58,7 @@ class _Sampling(msgspec.Struct):
     seed: Annotated[int, Meta(ge=INT_RANGE[0], le=2**63 - 1)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Meta(ge=0)] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     enable_thinking: bool | None = None

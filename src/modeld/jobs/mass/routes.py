@@ -6,7 +6,7 @@ Models are those of the default gateway.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -26,6 +26,7 @@ from modeld.jobs.kinds import request_of
 from modeld.jobs.mass.requests import KIND_OF, USECASES_OF, Method, Submission
 from modeld.jobs.mass.results import Detail, answer
 from modeld.jobs.queue import Queue
+from modeld.library.entry import Entry
 from modeld.store.job_records import Job, JobDraft
 from modeld.supervisor.states import Status
 
@@ -155,9 +156,10 @@ async def cancel(request: web.Request) -> web.StreamResponse:
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
-    """List the models by name; sizes are what one copy takes of memory, in bytes."""
-    cards = [{"id": status.served_name, "size_bytes": status.footprint} for status in _models(request)]
-    return json_answer(cards)
+    """List the models by name; sizes are those of their files in bytes, null where there is no file here."""
+    found = _models(request)
+    files = await models.files_of(request, found)
+    return json_answer([{"id": status.served_name, "size_bytes": _size(status, files)} for status in found])
 
 
 async def detail(request: web.Request) -> web.StreamResponse:
@@ -167,7 +169,8 @@ async def detail(request: web.Request) -> web.StreamResponse:
     if wanted is not None:
         pool = request.app[routing.KEY].pool
         found = [routing.find(pool, "", wanted, param="id")]
-    cards = [await _card(request, status) for status in found]
+    files = await models.files_of(request, found)
+    cards = [await _card(request, status, _size(status, files)) for status in found]
     return json_answer(cards[0] if wanted is not None else cards)
 
 
@@ -175,12 +178,18 @@ def _models(request: web.Request) -> list[Status]:
     return [status for status in request.app[routing.KEY].pool.statuses() if not status.gateway]
 
 
-async def _card(request: web.Request, status: Status) -> dict[str, Any]:
+def _size(status: Status, files: Mapping[str, Entry]) -> int | None:
+    file = files.get(status.name)
+    return (file.size or None) if file is not None else None
+
+
+async def _card(request: web.Request, status: Status, size: int | None) -> dict[str, Any]:
     facts = status.facts
     describe = request.app.get(DESCRIBE)
     return {
         "id": status.served_name,
-        "size_bytes": status.footprint,
+        "size_bytes": size,
+        "footprint_bytes": status.footprint or None,
         "state": status.state,
         "message": status.message,
         "loader": status.loader,
