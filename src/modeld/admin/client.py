@@ -220,11 +220,17 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _model(name: str) -> str:
-    return f"/models/{quote(name, safe='')}"
+    return _under("models", name, "the model's name is empty; `modeld ctl status` shows those there are")
 
 
 def _job(id: str) -> str:
-    return f"/jobs/{quote(id, safe='')}"
+    return _under("jobs", id, "the job's id is empty; `modeld ctl jobs list` shows those there are")
+
+
+def _under(folder: str, name: str, empty: str) -> str:
+    if not name:  # the address would be another one
+        raise UsageError(empty)
+    return f"/{folder}/{quote(name, safe='')}"
 
 
 def _ends(line: bytes) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from modeld.config.load import Loaded
     from modeld.config.schema import Config, Model
 
 
@@ -19,7 +20,7 @@ def check(file: Path) -> None:
     from modeld.config.load import load
 
     loaded = load(file, os.environ)
-    _check_references(loaded.config, file)
+    doubts = _check_references(loaded, file)
     count = sum(1 for _ in loaded.config.keyed_models())
     click.echo(f"{file}: ok, {_counted(count, 'model')}")
     for route, models in _gateways(loaded.config):
@@ -27,34 +28,54 @@ def check(file: Path) -> None:
         for model in models:
             click.echo(f"  {model.name}: {model.loader}, {model.usecase}, {model.model}")
             click.echo(f"    {_wishes(loaded.config, model)}")
-    for line in loaded.warnings:
+    for line in (*loaded.warnings, *doubts):
         click.echo(f"warning: {line}")
 
 
-def _check_references(config: Config, file: Path) -> None:
-    """Raise ConfigError, with its place, for a reference to a package or to a demo model that is wrong.
+def _check_references(loaded: Loaded, file: Path) -> list[str]:
+    """Return warnings, with their places, for models whose files are not there.
 
-    These are the references that can be judged without a look at the disk.
+    Raises ConfigError for references to packages and demo models that are wrong: they are so anywhere. A path
+    that is not there may be there when the daemon starts.
     """
     from modeld.config.document import Document
     from modeld.config.explain import dotted
-    from modeld.errors import ConfigError, UsageError
-    from modeld.library.refs import parse
+    from modeld.errors import ConfigError
 
+    config = loaded.config
     places: list[tuple[tuple[str | int, ...], Model]] = [
         (("models", at, "model"), model) for at, model in enumerate(config.models)
     ]
     for number, gateway in enumerate(config.gateways):
         own = enumerate(gateway.models)
         places += [(("gateways", number, "models", at, "model"), model) for at, model in own]
-    for path, model in places:
-        if model.model.startswith(("pypi:", "demo:")):
-            try:
-                parse(model.model, None)
-            except UsageError as error:
-                line, column = Document(file.read_text("utf-8"), file).place(path)
-                message = f"{dotted(path)}: {error}"
-                raise ConfigError(message, file=file, line=line, column=column) from None
+    found = [(path, model.model, doubt) for path, model in places if (doubt := _doubt(model, loaded.base))]
+    if not found:
+        return []
+    document = Document(file.read_text("utf-8"), file)
+    warnings = []
+    for path, reference, doubt in found:
+        line, column = document.place(path)
+        message = f"{dotted(path)}: {doubt}"
+        if reference.startswith(("pypi:", "demo:")):
+            raise ConfigError(message, file=file, line=line, column=column)
+        warnings.append(f"{file}:{line}:{column}: {message}")
+    return warnings
+
+
+def _doubt(model: Model, base: Path) -> str:
+    """Return why a model will not be found, or "" when nothing speaks against it."""
+    from modeld.errors import UsageError
+    from modeld.library.refs import LocalRef, parse
+
+    if model.loader == "fake":
+        return ""
+    try:
+        found = parse(model.model, base)
+    except UsageError as error:
+        # whisper.cpp knows models by names of their own.
+        return "" if model.loader == "whispercpp" and ":" not in model.model else str(error)
+    return f"there is no {found.path}" if isinstance(found, LocalRef) and not found.path.exists() else ""
 
 
 def _gateways(config: Config) -> list[tuple[str, tuple[Model, ...]]]:

@@ -143,6 +143,15 @@ def test_dead_daemon(short_dir: Path) -> None:
         assert result.stderr == f"Error: {why}\n"
 
 
+@pytest.mark.parametrize("line", [("load", ""), ("logs", ""), ("estimate", ""), ("jobs", "show", "")])
+async def test_an_empty_name(daemon: Daemon, line: tuple[str, ...]) -> None:
+    """A name that a script left empty is told as such, not as an address that is not there."""
+    result = await daemon.ctl(*line)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: the ")
+    assert "is empty" in result.stderr
+
+
 async def test_state_directory_from_the_environment(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """MODELD_STATE_DIR stands in for --state-dir."""
     monkeypatch.setenv("MODELD_STATE_DIR", str(daemon.state_dir))

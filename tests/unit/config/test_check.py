@@ -34,6 +34,7 @@ def test_a_good_file_is_listed_with_its_warnings(tmp_path: Path) -> None:
         "              priority: -3}]\n"
         "  - name: empty\n"
     )
+    (tmp_path / "a.gguf").write_bytes(b"")
     result = CliRunner().invoke(check, [str(file)])
     assert result.exit_code == 0
     assert result.output.splitlines() == [
@@ -77,7 +78,10 @@ def test_there_is_a_file_for_each_shape() -> None:
 
 @pytest.mark.parametrize("file", SHAPES, ids=lambda file: file.stem)
 def test_modelships_files_pass_unchanged(file: Path) -> None:
-    """Each shape is accepted as it is: exit 0, every model listed, and no warning but about the loader."""
+    """Each shape is accepted as it is: exit 0, every model listed.
+
+    No warning but about the loader, and about models that lie elsewhere or have names that are not known.
+    """
     result = CliRunner().invoke(modeld, ["check", str(file)])
     assert (result.exit_code, result.output.splitlines()[1]) == (0, "/v1:")
     names = [line.split(": ")[1].strip('"') for line in file.read_text().splitlines() if " name:" in line]
@@ -85,7 +89,31 @@ def test_modelships_files_pass_unchanged(file: Path) -> None:
     assert listed == names
     warnings = [line for line in result.output.splitlines() if line.startswith("warning: ")]
     assert all(line.startswith(f"warning: {file}:") for line in warnings)
-    assert all("the loader " in line or "the usecase " in line for line in warnings)
+    words = ("the loader ", "the usecase ", "there is no /", " names no model; expected ")
+    assert all(any(each in line for each in words) for line in warnings)
+
+
+def test_a_model_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
+    """Paths count from the file's folder; a path that is not there, and what is none, have their places."""
+    file = tmp_path / "m.yaml"
+    (tmp_path / "there.gguf").write_bytes(b"")
+    models = ["./there.gguf", "./gone.gguf", "http://host/m.gguf", "org/repo:*q4.gguf", "tiny.en"]
+    loaders = ["llama_server"] * 4 + ["whispercpp"]
+    usecases = ["generate"] * 4 + ["transcription"]
+    file.write_text(
+        "models:\n"
+        + "".join(
+            f"  - {{model: '{model}', name: m{at}, usecase: {usecase}, loader: {loader}}}\n"
+            for at, (model, loader, usecase) in enumerate(zip(models, loaders, usecases, strict=True))
+        )
+    )
+    result = CliRunner().invoke(modeld, ["check", str(file)])
+    assert result.exit_code == 0
+    gone, address = [line for line in result.output.splitlines() if line.startswith("warning: ")]
+    assert gone == f"warning: {file}:3:13: models[1].model: there is no {tmp_path}/gone.gguf"
+    assert address.startswith(
+        f"warning: {file}:4:13: models[2].model: 'http://host/m.gguf': addresses are not"
+    )
 
 
 @pytest.mark.parametrize(
