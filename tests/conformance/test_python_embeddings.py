@@ -21,6 +21,7 @@ import pytest_asyncio
 from openai.types import CreateEmbeddingResponse
 
 from tests.conformance.python_sdk import LENIENT, AsyncSdk, Sdk, SyncSdk
+from tests.harness import curl
 from tests.harness import reference_minilm as reference
 from tests.harness.daemon import Daemon
 from tests.harness.models_minilm import WIDTH, embedding_daemon
@@ -196,6 +197,67 @@ async def test_tokens(daemon: Daemon) -> None:
     assert joined == {"text": "Grüße, 世界!", "content": "Grüße, 世界!"}
     status, answer = await post(daemon, "detokenize", model="plain", tokens=[1, 10**7])
     assert (status, answer["error"]["param"]) == (400, "tokens[1]")
+
+
+@pytest.mark.parametrize("kind", [SyncSdk, AsyncSdk], ids=["sync", "async"])
+async def test_the_sdk_at_the_prefix_of_mass(daemon: Daemon, kind: type[SyncSdk] | type[AsyncSdk]) -> None:
+    """Models, a chat, a stream, vectors and an error, by the address that MASS has for OpenAI's clients."""
+    messages = [{"role": "user", "content": "Say hi."}]
+    chat: dict[str, Any] = {"model": "plain", "messages": messages, "max_tokens": 8, "temperature": 0}
+    async with kind(f"{daemon.url}/mass.llama-cpp") as sdk, AsyncSdk(daemon.url) as own:
+        assert [each.id for each in await sdk.models()] == [each.id for each in await own.models()]
+        assert (await sdk.call("models.retrieve", model="plain")).id == "plain"
+        whole = await sdk.chat(**chat)
+        assert whole.choices[0].message.content
+        assert whole.usage is not None
+        assert 1 <= whole.usage.completion_tokens <= 8
+        pieces = await sdk.chunks(**chat, stream_options={"include_usage": True})
+        assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+        assert pieces[-1].usage is not None
+        vectors = await sdk.call(CREATE, model="vec", input=TEXTS[:1], **FLOAT)
+        wanted = reference.vector(reference.tokens(TEXTS[0]))
+        assert dot(vectors.data[0].embedding, wanted) == pytest.approx(1.0, abs=1e-2)
+        with pytest.raises(openai.NotFoundError) as caught:
+            await sdk.chat(**{**chat, "model": "none"})
+        assert caught.value.code == "model_not_found"
+
+
+@curl.needed
+async def test_jobs_by_hand_with_real_models(daemon: Daemon, demo_gguf: Path) -> None:
+    """MASS's five methods with curl, what is known of a model, and a refusal."""
+    prefix = f"{daemon.url}/mass.llama-cpp.v1"
+
+    async def done(method: str, **body: Any) -> Any:
+        taken = await curl.curl(f"{prefix}/{method}", data=body)
+        assert taken.status == 200, taken
+        told = {"status": ""}
+        while told["status"] not in ("done", "error"):
+            told = (await curl.curl(f"{prefix}/Jobs/{taken.json['job_id']}?wait=1")).json
+        assert told["status"] == "done", told
+        return told["result"]
+
+    messages = [{"role": "user", "content": "Say hi."}]
+    sampling = {"max_tokens": 8, "temperature": 0}
+    chat = await done("Chat", model="plain", messages=messages, sampling=sampling)
+    assert chat["message"]["role"] == "assistant"
+    assert chat["message"]["content"]
+    assert 1 <= chat["usage"]["completion_tokens"] <= 8
+    items = [{"messages": messages, "sampling": {"max_tokens": most}} for most in (1, 3)]
+    batch = await done("BatchChat", model="plain", items=items)
+    assert [1 <= each["usage"]["completion_tokens"] <= 3 for each in batch["responses"]] == [True, True]
+    assert batch["responses"][0]["usage"]["completion_tokens"] == 1
+    one = await done("Embed", model="vec", input=TEXTS[0])
+    wanted = reference.vector(reference.tokens(TEXTS[0]))
+    assert max(abs(a - b) for a, b in zip(one["embedding"], wanted, strict=True)) < 1e-2
+    many = await done("BatchEmbed", model="vec", inputs=TEXTS)
+    assert [each["index"] for each in many["embeddings"]] == [0, 1, 2]
+    assert dot(many["embeddings"][0]["embedding"], one["embedding"]) == pytest.approx(1.0, abs=1e-3)
+    assert (await done("Tokenize", model="vec", text=TEXTS[0]))["tokens"] == reference.tokens(TEXTS[0])
+    detail = (await curl.curl(f"{prefix}/Models/Detail?id=plain")).json
+    assert detail["size_bytes"] == demo_gguf.stat().st_size
+    assert detail["metadata"]
+    refused = await curl.curl(f"{prefix}/Embed", data={"model": "plain", "input": "x"})
+    assert (refused.status, set(refused.json)) == (400, {"error"})
 
 
 async def test_leaving_stops_the_engine(daemon: Daemon) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 from array import array
 from pathlib import Path
 from typing import Any
@@ -308,38 +306,6 @@ async def test_the_models_are_listed_with_what_is_known(tmp_path: Path) -> None:
         assert one == details[0]
         assert one["context_length"] == 2048
         assert one["capabilities"] == ["chat", "completion"]
-
-
-async def test_curl_is_enough(tmp_path: Path) -> None:
-    """The way through by hand: submit, wait, cancel what is over."""
-    async with serving(tmp_path) as api:
-
-        async def curl(path: str, *args: str) -> tuple[str, str]:
-            done = await asyncio.to_thread(
-                subprocess.run,
-                ["curl", "-s", "-w", "\n%{http_code}", *args, f"{api.url}{PREFIX}/{path}"],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            body, _, status = done.stdout.rpartition("\n")
-            return status, body
-
-        send = (
-            "-H",
-            "content-type: application/json",
-            "-d",
-            json.dumps({"model": "tiny", "messages": [USER]}),
-        )
-        status, body = await curl("Chat", *send)
-        assert status == "200"
-        id = json.loads(body)["job_id"]
-        status, body = await curl(f"Jobs/{id}?wait=1")
-        assert status == "200"
-        assert json.loads(body)["status"] == "done"
-        status, body = await curl(f"Jobs/{id}", "-X", "DELETE")
-        assert status == "404"
-        assert set(json.loads(body)) == {"error"}
 
 
 ROUTES = [
