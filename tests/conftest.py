@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -24,9 +25,12 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# Two shared cores: a slow example says nothing about the code.
-hypothesis.settings.register_profile("modeld", deadline=None)
-hypothesis.settings.load_profile("modeld")
+# Two shared cores: a slow example says nothing about the code. The same examples each time: a run is red for
+# what was changed, not for what was drawn. `HYPOTHESIS_PROFILE=search` draws others, and more of them.
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("modeld", deadline=None, derandomize=True, suppress_health_check=SLOW)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=500, suppress_health_check=SLOW)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "modeld"))
 
 LEFTOVER_S = 30.0
 """How long children of the test run may take to end after the last test."""

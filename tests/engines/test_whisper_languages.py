@@ -61,7 +61,7 @@ async def test_a_translation_is_in_english(ears: Ears) -> None:
 
 async def test_words_of_a_language_without_spaces(ears: Ears) -> None:
     """Each character has its time; joined they are the text."""
-    events = await ears.hear(TranscribeTask(media=JAPANESE.read_bytes(), words=True))
+    events = await ears.hear(TranscribeTask(media=JAPANESE.read_bytes(), words=True, language="ja"))
     words = [word for event in events if isinstance(event, Segment) for word in event.words]
     assert "".join(word.word for word in words) == heard(events).strip()
     assert len(words) > 15

@@ -17,6 +17,7 @@ from tests.fakes.pool import FakePool
 from tests.harness.responses import check_response
 
 EXAMPLES = 120
+NEITHER = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 # Lone surrogates are what JSON's escapes can say and UTF-8 cannot.
 TEXT = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(
@@ -224,7 +225,7 @@ async def post(api: Api, path: str, body: Any) -> tuple[int, Any]:
         return response.status, answer
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=NEITHER)
 @given(BODY)
 @example({"model": [None, None]})
 @example({"model": "tiny", "input": "\ud800"})
@@ -257,7 +258,7 @@ def test_no_body_is_a_server_error(loop: Loop, body: Any) -> None:
     loop.run(work)
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=NEITHER)
 @given(CONVERSATION, CONVERSATION)
 def test_no_conversation_is_a_server_error(loop: Loop, body: Any, more: Any) -> None:
     """Bodies of any shape make, change and fill conversations, or are a 4xx; what was made can be used."""
@@ -279,7 +280,7 @@ def test_no_conversation_is_a_server_error(loop: Loop, body: Any, more: Any) -> 
     loop.run(work)
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=NEITHER)
 @given(
     st.dictionaries(
         st.sampled_from(["limit", "order", "after", "include[]", "include", "stream", "starting_after", "x"]),

@@ -311,7 +311,7 @@ async def test_an_hour(tmp_path: Path) -> None:
 
 async def test_pings(tmp_path: Path) -> None:
     """A client gets pings; one that answers none is gone after the stall limit, one that answers is not."""
-    async with served(tmp_path, keepalive_interval=0.02, client_stall_timeout=0.1) as api:
+    async with served(tmp_path, keepalive_interval=0.02, client_stall_timeout=2.0) as api:
         async with api.http.ws_connect(api.url + "/v1/responses", autoping=False) as ws:
             for _ in range(15):
                 message = await ws.receive(timeout=PATIENCE_S)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.component.supervisor.conftest import (
     until,
     worker,
 )
-from tests.fakes.worker_link import text_of
+from tests.fakes.worker_link import WAIT_S, text_of
 
 
 def _place(pool: Pool) -> tuple[int, int]:
@@ -44,6 +45,13 @@ async def _in_order(pool: Pool, streams: list[tuple[str, Stream]]) -> list[str]:
     return order
 
 
+async def _waiting(pool: Pool, count: int) -> None:
+    """Let turns of the loop go by until so many requests wait."""
+    async with asyncio.timeout(WAIT_S):
+        while _place(pool) != (0, count):
+            await asyncio.sleep(0)
+
+
 async def test_one_slot_serves_in_order(pools: Pools) -> None:
     """With one slot, requests are answered one after the other in the order they came."""
     async with pools(spec(slots=1, tokens=3)) as pool:
@@ -53,22 +61,30 @@ async def test_one_slot_serves_in_order(pools: Pools) -> None:
         assert _place(pool) == (0, 0)
 
 
-async def test_requests_wait_for_a_model_that_is_loading(pools: Pools) -> None:
+async def test_requests_wait_for_a_model_that_is_loading(pools: Pools, tmp_path: Path) -> None:
     """Requests that come before READY are answered when it is, in order."""
-    async with pools(spec(slots=1, load_seconds=0.1)) as pool:
+    weights = tmp_path / "weights"
+    async with pools(spec(slots=1, load_until=str(weights))) as pool:
         await until(pool, State.LOADING)
         names = ["one", "two", "three"]
-        assert await _in_order(pool, [(name, ask(pool)) for name in names]) == names
+        asking = asyncio.ensure_future(_in_order(pool, [(name, ask(pool)) for name in names]))
+        await _waiting(pool, 3)
+        weights.touch()
+        assert await asking == names
 
 
-async def test_interactive_requests_go_before_background_ones(pools: Pools) -> None:
+async def test_interactive_requests_go_before_background_ones(pools: Pools, tmp_path: Path) -> None:
     """Whoever waits interactively goes before background work that came earlier."""
-    async with pools(spec(slots=1, load_seconds=0.1)) as pool:
+    weights = tmp_path / "weights"
+    async with pools(spec(slots=1, load_until=str(weights))) as pool:
         await until(pool, State.LOADING)
         back, inter = Priority.BACKGROUND, Priority.INTERACTIVE
         given = [("b1", back), ("i1", inter), ("b2", back), ("i2", inter)]
         streams = [(name, ask(pool, priority=priority)) for name, priority in given]
-        assert await _in_order(pool, streams) == ["i1", "i2", "b1", "b2"]
+        asking = asyncio.ensure_future(_in_order(pool, streams))
+        await _waiting(pool, 4)
+        weights.touch()
+        assert await asking == ["i1", "i2", "b1", "b2"]
 
 
 async def test_a_slow_reader_does_not_hold_a_slot_that_is_free(pools: Pools) -> None:
@@ -132,14 +148,14 @@ async def test_a_queue_of_none_serves_what_the_slots_hold(pools: Pools) -> None:
 
 async def test_leaving_the_queue_lets_the_next_one_up(pools: Pools) -> None:
     """A request that leaves while it waits takes nobody's place and never reaches the worker."""
-    async with pools(spec(slots=1, tokens=20, token_delay=0.01)) as pool:
+    async with pools(spec(slots=1, tokens=100_000, token_delay=0.01)) as pool:
         await pool.load("m")
         with ask(pool) as holding:
             await first(holding)
             leaving = ask(pool)
             with leaving:
                 waiting = asyncio.ensure_future(leaving.take(None))
-                with ask(pool) as staying:
+                with ask(pool, max_tokens=3) as staying:
                     assert _place(pool) == (1, 2)
                     waiting.cancel()
                     with pytest.raises(asyncio.CancelledError):
@@ -186,13 +202,15 @@ async def test_a_slot_is_never_given_twice(pools: Pools) -> None:
         assert _place(pool) == (0, 0)
 
 
-async def test_a_request_that_times_out_waiting_keeps_its_place(pools: Pools) -> None:
+async def test_a_request_that_times_out_waiting_keeps_its_place(pools: Pools, tmp_path: Path) -> None:
     """A take that gives [] because the model loads loses nothing: the answer comes later."""
-    async with pools(spec(load_seconds=0.1, reply="here")) as pool:
+    weights = tmp_path / "weights"
+    async with pools(spec(load_until=str(weights), reply="here")) as pool:
         await until(pool, State.LOADING)
         with ask(pool) as stream:
             assert await stream.take(0.001) == []
             assert _place(pool) == (0, 1)
+            weights.touch()
             assert text_of(await read(stream)) == "here"
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from contextlib import ExitStack
 
 import pytest
@@ -21,8 +23,10 @@ from tests.component.supervisor.conftest import (
     states,
     until,
     until_restarted,
+    worker,
 )
 from tests.fakes.worker_link import WAIT_S, text_of
+from tests.harness.workers import held
 
 
 async def test_unloading_lets_an_open_request_finish(pools: Pools) -> None:
@@ -31,11 +35,12 @@ async def test_unloading_lets_an_open_request_finish(pools: Pools) -> None:
         await pool.load("m")
         with ask(pool) as stream:
             begun = await first(stream)
-            unloading = asyncio.ensure_future(pool.unload("m"))
-            status = await until(pool, State.DRAINING)
-            assert status.message == "unloaded; 1 open request may finish, within 20 s"
-            with pytest.raises(ModelUnavailable, match="modeld ctl load m"), ask(pool):
-                pass
+            with held(worker(pool).pid):
+                unloading = asyncio.ensure_future(pool.unload("m"))
+                status = await until(pool, State.DRAINING)
+                assert status.message == "unloaded; 1 open request may finish, within 60 s"
+                with pytest.raises(ModelUnavailable, match="modeld ctl load m"), ask(pool):
+                    pass
             events = begun + await read(stream)
             assert text_of(events) == "".join(f"tok{number} " for number in range(30))
             assert isinstance(events[-1], Usage)
@@ -91,7 +96,7 @@ async def test_stopping_the_pool_drains_every_model(pools: Pools) -> None:
             begun = await first(going)
             assert await hanging.take(0) == []
             async with asyncio.timeout(WAIT_S):
-                await pool.stop(1.0)
+                await pool.stop(5.0)
             assert our_workers() == []
             assert isinstance((begun + await read(going))[-1], Usage)
             # It got nothing yet, so it would be tried again; but there is nothing to try it on.
@@ -99,10 +104,12 @@ async def test_stopping_the_pool_drains_every_model(pools: Pools) -> None:
                 await read(hanging)
 
 
-async def test_restart_carries_over_requests_that_got_nothing_yet(pools: Pools) -> None:
+async def test_restart_carries_over_requests_that_got_nothing_yet(pools: Pools, quick_ladder: None) -> None:
     """Requests waiting, or cut off before their first event, are answered by the new life."""
-    async with pools(spec(first_delay=0.5, reply="new life", slots=1), drain_s=0.0) as pool:
+    async with pools(spec(reply="new life", slots=1), drain_s=0.0) as pool:
         old = await pool.load("m")
+        assert old.pid is not None
+        os.kill(old.pid, signal.SIGSTOP)  # it will not answer
         asking = [asyncio.ensure_future(answer(ask(pool))) for _ in range(2)]
         await asyncio.sleep(0)
         assert (pool.status("m").in_flight, pool.status("m").queued) == (1, 1)

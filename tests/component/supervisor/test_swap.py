@@ -290,7 +290,7 @@ async def test_nobody_is_evicted_in_vain(pools: Pools) -> None:
 async def test_a_request_that_waits_too_long_is_refused(pools: Pools) -> None:
     """With a queue timeout a request that gets no slot in time is told so, and why."""
     workers = Workers()
-    async with pools(on_demand("a", "b"), workers=workers, queue_timeout_s=0.1) as pool:
+    async with pools(on_demand("a", "b"), workers=workers, queue_timeout_s=1.0) as pool:
         with ask(pool, "a") as busy:
             reading = asyncio.ensure_future(read(busy))
             await until(pool, State.READY, "a")

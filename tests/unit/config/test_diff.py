@@ -318,7 +318,7 @@ def named(difference: Difference) -> list[str]:
     return keys + [key for key, _ in (*difference.replaces, *difference.updates)]
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(sides(), sides(), st.booleans(), st.randoms(use_true_random=False))
 def test_a_difference_is_a_partition_and_leads_to_what_is_wanted(
     current: tuple[Wanted, ...], wanted: tuple[Wanted, ...], additive: bool, chance: random.Random

@@ -24,6 +24,8 @@ from modeld.config.ray import DEPLOYMENT_OPTIONS
 from modeld.config.schema import Config
 from modeld.errors import ConfigError, UsageError
 
+NEITHER = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
 MODEL = "models:\n  - name: a\n    model: ./a.gguf\n    usecase: generate\n    loader: llama_server\n"
 
 
@@ -318,7 +320,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=NEITHER)
 @given(tree=TREES)
 def test_any_document_is_a_configuration_or_a_placed_error(tree: Any, tmp_path: Path) -> None:
     """Whatever a file holds, it loads or is refused with a place in that file."""

@@ -493,4 +493,4 @@ def _shape(value: Any, key: str = "") -> Any:
 
 
 TestResponses = Responses.TestCase
-TestResponses.settings = hypothesis.settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestResponses.settings = hypothesis.settings(max_examples=60, stateful_step_count=40, deadline=None)

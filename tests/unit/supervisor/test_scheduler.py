@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modeld.hardware.machine import Kind
@@ -38,6 +38,7 @@ def _on_gpus(view: View, holding: Holding) -> set[str]:
 # --- any view -----------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=60)
 @given(views())
 def test_no_device_ever_holds_more_than_is_usable(view: View) -> None:
     """What starts fits beside all that is held now, by those who leave too; whole GPUs are shared by none."""
@@ -53,6 +54,7 @@ def test_no_device_ever_holds_more_than_is_usable(view: View) -> None:
                 assert [one.replica for one in others if one.held.get(id_)] == [holding.replica]
 
 
+@settings(max_examples=60)
 @given(views())
 def test_every_claim_is_answered_once(view: View) -> None:
     """Each claim starts or has a sentence; a plan speaks of nobody else; EVER and the like are refusals."""
@@ -67,6 +69,7 @@ def test_every_claim_is_answered_once(view: View) -> None:
         assert refusal.message == decided.waits[key]
 
 
+@settings(max_examples=60)
 @given(views())
 def test_only_those_who_may_go_are_sent_away(view: View) -> None:
     """Nobody pinned, loading, of the same model or, unless forced, busy is evicted, and nobody for a passive
@@ -94,6 +97,7 @@ def test_only_those_who_may_go_are_sent_away(view: View) -> None:
                 assert victim.phase is Phase.LEAVING or victim.replica in sent
 
 
+@settings(max_examples=60)
 @given(views())
 def test_idle_victims_go_at_once_unless_a_load_must_end_first(view: View) -> None:
     """A claim that waits for nobody's load evicts its idle victims now, and when forced the busy ones."""
@@ -109,6 +113,7 @@ def test_idle_victims_go_at_once_unless_a_load_must_end_first(view: View) -> Non
                 assert victim.replica in sent
 
 
+@settings(max_examples=60)
 @given(views(), st.randoms(use_true_random=False))
 def test_the_order_of_facts_does_not_matter(view: View, chance: random.Random) -> None:
     """The same view in another order gives the same plan."""
@@ -121,6 +126,7 @@ def test_the_order_of_facts_does_not_matter(view: View, chance: random.Random) -
     assert plan(mixed) == plan(view)
 
 
+@settings(max_examples=60)
 @given(views())
 def test_loads_take_turns(view: View) -> None:
     """At most one load begins on a GPU, and none where one is; on the host one large at a time, and not more
@@ -151,6 +157,7 @@ def _gpu_entries(view: View, holding: Holding) -> set[str]:
     return set(holding.held) & {space.id for space in view.spaces if space.kind is Kind.GPU}
 
 
+@settings(max_examples=60)
 @given(views())
 def test_later_claims_do_not_delay_the_first(view: View) -> None:
     """Whatever else is started, the first claim in line fits as soon as those it waits for have gone."""
@@ -175,6 +182,7 @@ def test_later_claims_do_not_delay_the_first(view: View) -> None:
     assert any(places(first.demand, view.spaces, free))
 
 
+@settings(max_examples=60)
 @given(views())
 def test_passive_claims_change_nothing_for_active_ones(view: View) -> None:
     """An active claim gets the same with and without those behind it in line."""

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modeld.worker.tools.calls import PATIENCE
@@ -74,6 +74,7 @@ def test_cutting_changes_nothing(mode: Mode, answer: str, cuts: list[int], limit
     assert parse(parser(), answer) == whole
 
 
+@settings(max_examples=60)
 @given(MODES, ANSWERS)
 def test_text_comes_out_in_order_and_at_most_once(mode: Mode, answer: str) -> None:
     """Texts are pieces of the answer in their order; without a call they are the answer."""
@@ -92,6 +93,7 @@ def test_text_without_calls_is_untouched(answer: str, cuts: list[int]) -> None:
     assert "".join(map(str, parse(CallParser(Mode.FREE, TOOLS), cut(answer, cuts)))) == answer
 
 
+@settings(max_examples=60)
 @given(st.lists(OBJECTS.flatmap(jsons), min_size=1, max_size=3), st.lists(st.integers(0, 10_000)), st.data())
 def test_arguments_come_out_as_they_went_in(
     arguments: list[str], cuts: list[int], data: st.DataObject

@@ -14,7 +14,7 @@ from modeld.responses.mcp.servers import policy, read_servers
 from modeld.responses.mcp.session import McpLimits, Toolbox
 from tests.harness.mcp_server import Server, serving
 
-LIMITS = McpLimits(list_s=20, call_s=20, close_s=2)
+LIMITS = McpLimits(list_s=60, call_s=60, close_s=20)
 
 Opened: TypeAlias = Callable[..., AbstractAsyncContextManager[Toolbox]]
 

@@ -114,7 +114,7 @@ async def test_any_answer(opened: Opened, good: float) -> None:
     async with answering(chance, good) as url:
         before = asyncio.all_tasks()
         for _ in range(25):
-            async with opened(url, limits={"list_s": 3, "call_s": 3, "close_s": 1}) as box:
+            async with opened(url, limits={"list_s": 20, "call_s": 20, "close_s": 5}) as box:
                 item: dict[str, Any] = {"id": "mcpl_1", "type": "mcp_list_tools", "server_label": "x"}
                 try:
                     check("OutputItem", {**item, "tools": await box.list("x")})

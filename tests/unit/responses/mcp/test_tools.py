@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modeld.gateway.families.chat.tools import NAME
@@ -71,6 +71,7 @@ TOOLS = JSON | st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=60)
 @given(st.lists(TOOLS, max_size=4))
 def test_any_json_is_a_tool_or_left_out(found: list[Any]) -> None:
     """With a reason, for a server's own and for a list that a caller hands back; names are there once."""
