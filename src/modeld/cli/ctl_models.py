@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-import msgspec
 
 from modeld.admin.client import AdminClient
 from modeld.admin.schemas import StatusReply
+from modeld.cli.model_table import ListedModels, listed_of, page, size
 from modeld.cli.output import AS_JSON, document_out, line_out
-from modeld.cli.table import Row, Screen, table
-from modeld.cli.words import cell, count, memory, one_line
+from modeld.cli.table import Screen
+from modeld.cli.words import cell, one_line
 from modeld.config import paths
 from modeld.errors import ModeldError, StartupError, UsageError
 
@@ -29,48 +30,11 @@ if TYPE_CHECKING:
 STATE = "modeld.state_dir"
 """Where the group leaves the state directory, in the context's `meta`."""
 
-HEADINGS = ("MODEL", "FITS", "QUANT", "SIZE", "CONTEXT", "PARAMS")
-WORDS = 3
-COLOURS = {"yes": "green", "not now": "yellow", "no": "red", "broken": "red"}
-
 CACHE = click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     help="Cache directory; the running daemon's by default.",
 )
-
-
-class Listed(msgspec.Struct, frozen=True):
-    """A model as `--json` shows it. Sizes in bytes; what is unknown is null or empty.
-
-    `fits` is "yes", "not now", "no" or "-", `memory` what it would take, `why` what is in the way. A broken
-    one has an `error`.
-    """
-
-    path: str
-    name: str
-    kind: str
-    format: str
-    size: int
-    quantization: str | None
-    context_length: int | None
-    parameters: int | None
-    capabilities: tuple[str, ...]
-    loader: str
-    usecase: str
-    mmproj: tuple[str, ...]
-    files: tuple[str, ...]
-    missing: tuple[str, ...]
-    fits: str
-    memory: int
-    why: str
-    error: str
-
-
-class ListedModels(msgspec.Struct, frozen=True):
-    """The document of `ctl models --json`."""
-
-    models: tuple[Listed, ...]
 
 
 @click.command()
@@ -91,7 +55,7 @@ def models(
     """Show the models in PATHs (files or folders), or in the cache: what they are, and if they fit here.
 
     Broken files are among them, with what is wrong. FITS is judged by what is free at this moment, or would
-    be without the running daemon's idle models.
+    be without the running daemon's idle models. Ends with 1 when a file that is named is broken.
     """
     from modeld.cli.fits import fit_of
 
@@ -104,11 +68,14 @@ def models(
         return entries, await fit_of(entries, limits, daemon.models if daemon else ())
 
     entries, fits = asyncio.run(look())
-    listed = tuple(map(_listed, entries, fits))
+    listed = tuple(map(listed_of, entries, fits))
     if as_json:
         document_out(ListedModels(listed))
-        return
-    line_out(page(listed, Screen.of(sys.stdout)) if listed else "no models")
+    else:
+        line_out(page(listed, Screen.of(sys.stdout)) if listed else "no models")
+    named = {os.path.abspath(each) for each in path}
+    if any(entry.error and entry.path in named and not os.path.isdir(entry.path) for entry in entries):
+        click.get_current_context().exit(1)
 
 
 @click.command("import")
@@ -126,13 +93,17 @@ def bring(client: AdminClient, path: tuple[Path, ...], copied: bool, cache_dir: 
     Ends with 1 when one of several could not be; the others are there.
     """
     cache = _cache(_daemon(client), cache_dir)
-    failed = False
+    failed, usable = False, ""
     for entry in asyncio.run(_entries(cache, path)):
         try:
-            line_out(_brought(entry, _bring(cache, entry, "copy" if copied else "link")))
+            brought = _bring(cache, entry, "copy" if copied else "link")
+            line_out(_brought(entry, brought))
+            usable = usable or (shlex.quote(str(brought.path)) if entry.loader else "")
         except ModeldError as error:
             failed = True
             click.echo(f"Error: {one_line(str(error))}", err=True)
+    if usable:
+        line_out(f"use it with: modeld ctl add --model {one_line(usable)}")
     if failed:
         click.get_current_context().exit(1)
 
@@ -146,21 +117,28 @@ def rm(context: click.Context, name: str, cache_dir: Path | None) -> None:
 
     One that a configured model uses stays.
     """
-    from modeld.library import shelf
+    from modeld.library import removal
+    from modeld.library.shelf import label
 
     client = context.find_object(AdminClient)
     assert client is not None, "the group `ctl` makes one"
     cache = _cache(_daemon(client), cache_dir)
-    entry = shelf.find(cache, name, tuple(asyncio.run(_entries(cache, ()))))
+    try:
+        entry = removal.find(cache, name, tuple(asyncio.run(_entries(cache, ()))))
+    except UsageError:
+        if (begun := removal.remove_begun(cache, name)) is None:
+            raise
+        line_out(f"removed what had arrived of {cell(name)} ({size(begun)} freed)")
+        return
     users = sorted(_users(entry, cache, context.meta[STATE]))
     if users:
         raise UsageError(
             f"{entry.path} is in use by {', '.join(map(repr, users))}; "
             f"take it out of the configuration, or `modeld ctl remove {users[0]}`, first"
         )
-    freed = shelf.remove(cache, entry)
-    room = f"{memory(freed)} freed" if freed else "a link, so nothing is freed"
-    line_out(f"removed {cell(entry.name)}: {one_line(entry.path)} ({room})")
+    freed = removal.remove(cache, entry)
+    room = f"{size(freed)} freed" if freed else "a link, so nothing is freed"
+    line_out(f"removed {cell(label(entry))}: {one_line(entry.path)} ({room})")
 
 
 # --- where and which ----------------------------------------------------------------------------------------
@@ -211,8 +189,8 @@ async def _entries(cache: Path, named: Iterable[Path]) -> list[Entry]:
 
 def _users(entry: Entry, cache: Path, state: Path) -> Iterator[str]:
     """Yield the configured models that a model's files belong to."""
+    from modeld.library.removal import paths_of
     from modeld.library.resolve import Resolver
-    from modeld.library.shelf import paths_of
     from modeld.store.effective import stored_models
 
     mine = [_real(path) for path in paths_of(entry)]
@@ -268,65 +246,7 @@ _WORDS = {
 
 
 def _brought(entry: Entry, brought: Brought) -> str:
+    from modeld.library import shelf
+
     where = one_line(str(brought.path))
-    return f"{cell(entry.name)}: {_WORDS[brought.done]} {where} ({memory(brought.size)})"
-
-
-def _listed(entry: Entry, fit: Fit) -> Listed:
-    known = entry.metadata
-    return Listed(
-        path=entry.path,
-        name=entry.name,
-        kind=entry.kind,
-        format=entry.format,
-        size=entry.size,
-        quantization=(known.quantization or None) if known else None,
-        context_length=known.context_length if known else None,
-        parameters=known.parameters if known else None,
-        capabilities=entry.capabilities,
-        loader=entry.loader,
-        usecase=entry.usecase,
-        mmproj=entry.mmproj,
-        files=entry.files,
-        missing=entry.missing,
-        fits=str(fit.fits),
-        memory=fit.bytes,
-        why=fit.why,
-        error=entry.error,
-    )
-
-
-def page(listed: Iterable[Listed], screen: Screen) -> str:
-    """Return the models as a table; what they can do, where they are and what is wrong stands below."""
-    rows = list(listed)
-    broken = sum(bool(each.error) for each in rows)
-    size = sum(each.size for each in rows)
-    total = f"{count(len(rows), 'model')}, {memory(size)}" + (f", {broken} broken" if broken else "")
-    return "\n".join([*table(HEADINGS, WORDS, [_row(each) for each in rows], screen), total])
-
-
-def _row(each: Listed) -> Row:
-    fits = "broken" if each.error else each.fits
-    cells = (
-        cell(each.name),
-        fits,
-        cell(each.quantization or "-"),
-        memory(each.size),
-        str(each.context_length or "-"),
-        parameters(each.parameters),
-    )
-    if each.error:
-        return Row(cells, (one_line(each.error),), COLOURS[fits])
-    does = ", ".join(each.capabilities) or (each.kind if each.kind != "model" else "")
-    why = f"takes {memory(each.memory)}: {one_line(each.why)}" if each.why else ""
-    return Row(cells, (does, why, one_line(each.path)), COLOURS.get(fits))
-
-
-def parameters(number: int | None) -> str:
-    """Return a number of weights as "135M" or "7.2B"; "-" when it is unknown."""
-    if not number:
-        return "-"
-    for size, unit, decimals in ((10**9, "B", 1), (10**6, "M", 0)):
-        if number >= 0.9995 * size:
-            return f"{number / size:.{decimals}f}{unit}"
-    return str(number)
+    return f"{cell(shelf.label(entry))}: {_WORDS[brought.done]} {where} ({size(brought.size)})"

@@ -12,7 +12,6 @@ It imports the standard library only, and dies with its parent.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib.util
 import json
 import os
@@ -23,12 +22,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from modeld.library import wheel
+from modeld.library.lock import locked
 
 TICK = 0.5
 """Seconds between progress lines."""
@@ -86,7 +86,8 @@ def program(dest: Path, parent: int, work: Callable[[Path], None]) -> int:
     if parent and os.getppid() != parent:
         return 1  # it died before we could ask to be told
     try:
-        with locked(dest) as partial:
+        tell = beat()
+        with locked(dest, lambda: tell("waiting", 0, None)) as partial:
             work(partial)
         say(done=str(dest))
     except Gone:
@@ -209,50 +210,6 @@ def without_credentials(text: str) -> str:
 def megabytes(size: float) -> str:
     """Return a size in bytes as people read it, e.g. "92.9 MB"."""
     return f"{size / 1000**2:.1f} MB"
-
-
-@contextmanager
-def locked(dest: Path) -> Iterator[Path]:
-    """Hold the lock beside `dest`; gives a fresh private directory there, which is removed in the end.
-
-    Waits for another holder. Whatever a killed one left behind is removed first.
-    """
-    _make_private(dest.parent)
-    lock, partial = dest.parent / f".{dest.name}.lock", dest.parent / f".{dest.name}.partial"
-    held = _acquire(lock, dest.name)
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(mode=0o700)
-        yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        lock.unlink(missing_ok=True)
-        os.close(held)
-
-
-def _acquire(lock: Path, name: str) -> int:
-    tell = beat()
-    while True:
-        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder before us removes the file: a lock on a removed file protects nothing.
-            if os.path.samestat(os.fstat(held), os.stat(lock)):
-                return held
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        except BaseException:
-            os.close(held)
-            raise
-        os.close(held)
-        tell("waiting", 0, None)
-        time.sleep(0.05)
-
-
-def _make_private(folder: Path) -> None:
-    missing = [step for step in (folder, *folder.parents) if not step.exists()]
-    for step in reversed(missing):
-        step.mkdir(mode=0o700, exist_ok=True)
 
 
 def _follow(process: subprocess.Popen[bytes], scratch: Path, tell: Beat) -> str:

@@ -1,10 +1,9 @@
-"""Models brought into the cache's own folder, and models taken out of the cache."""
+"""Models brought into the cache's own folder."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -29,9 +28,6 @@ PIECE = 8 * 1024**2
 
 STALE_S = 24 * 3600.0
 """What an import that was killed has left is removed when it is older than this."""
-
-ROOMS = ("models", "hub", "pypi", "built")
-"""Folders of the cache, which stay when they are empty."""
 
 _INCOMING = ".incoming-"
 
@@ -72,29 +68,35 @@ def bring(cache: Path, entry: Entry, way: Way, hear: Callable[[int], None] = lam
     home = shelf(cache) / label(entry)
     size = sum(path.stat().st_size for path in files.values())
     here = Brought(home / inner, size, "there")
+    instead = False
     if _same(home, files):
-        return here
-    if os.path.lexists(home):
+        instead = way == "copy" and any((home / name).samefile(path) for name, path in files.items())
+        if not instead:
+            return here
+    elif os.path.lexists(home):
         raise UsageError(
             f"there is another model {home.name!r} in {home.parent}; remove it with "
             f"`modeld ctl rm {home.name}`, or give the file another name"
         )
-    with _plainly(home.parent, size):
+    with plainly(home.parent, size):
         home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _tidy(home.parent)
         if way == "copy" and (free := shutil.disk_usage(home.parent).free) < size:
             raise OSError(errno.ENOSPC, f"{free / 1000**2:.1f} MB are free")
-        incoming = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=home.parent))
+        incoming, gone = (Path(tempfile.mkdtemp(prefix=_INCOMING, dir=home.parent)) for _ in range(2))
         try:
             done = _put(files, incoming, way, hear)
             try:
+                if instead:  # the copy that is asked for takes the place of a link
+                    os.rename(home, gone)
                 os.rename(incoming, home)
             except OSError:
                 if _same(home, files):  # another import was quicker
                     return here
                 raise
         finally:
-            shutil.rmtree(incoming, ignore_errors=True)
+            for left in (incoming, gone):
+                shutil.rmtree(left, ignore_errors=True)
     return Brought(home / inner, size, done)
 
 
@@ -165,7 +167,8 @@ def _tidy(folder: Path) -> None:
 
 
 @contextmanager
-def _plainly(folder: Path, size: int) -> Iterator[None]:
+def plainly(folder: Path, size: int) -> Iterator[None]:
+    """Turn errors of the system into LoadFailed, in words; of a full disk with the model's bytes."""
     try:
         yield
     except OSError as error:
@@ -177,81 +180,3 @@ def _plainly(folder: Path, size: int) -> Iterator[None]:
             ) from None
         where = error.filename or folder
         raise LoadFailed(f"{where} cannot be used: {error.strerror or error}") from None
-
-
-# --- out of the cache ---------------------------------------------------------------------------------------
-
-
-def find(cache: Path, name: str, entries: tuple[Entry, ...]) -> Entry:
-    """Return the one model of the cache that `name` means.
-
-    It is a path, the folder's name below `models`, a repository (`org/repo`), or what the model calls itself.
-    Raises UsageError when there is none, or several.
-    """
-    for means in (_by_path, _by_label, _by_repository, _by_name):
-        found = [entry for entry in entries if means(cache, name, entry)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            paths = ", ".join(entry.path for entry in found)
-            raise UsageError(f"{len(found)} models are called {name!r}; give the path of one: {paths}")
-    if os.path.lexists(name) and not os.path.abspath(name).startswith(f"{os.path.abspath(cache)}{os.sep}"):
-        raise UsageError(f"{name} is not in modeld's cache {cache}: what lies elsewhere is its owner's")
-    raise UsageError(f"no model {name!r} is in {cache}; `modeld ctl models` shows those there are")
-
-
-def _by_path(cache: Path, name: str, entry: Entry) -> bool:
-    path = os.path.abspath(name)
-    return entry.path == path or path in paths_of(entry)
-
-
-def _by_label(cache: Path, name: str, entry: Entry) -> bool:
-    return os.path.relpath(entry.path, shelf(cache)).split(os.sep)[0] == name
-
-
-def _by_repository(cache: Path, name: str, entry: Entry) -> bool:
-    if not re.fullmatch(r"[^/]+/[^/]+", name) or ".." in name:
-        return False
-    return entry.path.startswith(f"{os.path.abspath(cache)}/hub/{name}/")
-
-
-def _by_name(cache: Path, name: str, entry: Entry) -> bool:
-    return entry.name == name
-
-
-def paths_of(entry: Entry) -> tuple[str, ...]:
-    """Return the files of a model, or its folder; its projectors too."""
-    if os.path.isdir(entry.path):
-        return (entry.path,)
-    folder = os.path.dirname(entry.path)
-    return (*(os.path.join(folder, name) for name in entry.files or (entry.path,)), *entry.mmproj)
-
-
-def remove(cache: Path, entry: Entry) -> int:
-    """Remove a model's files from the cache, and the folders that are empty then; return the bytes.
-
-    Of what was linked only the link goes. Raises UsageError for one that is not in the cache, LoadFailed when
-    the system refuses.
-    """
-    root = os.path.realpath(cache)
-    paths = paths_of(entry)
-    for path in paths:
-        # The folder it really lies in: a link to a folder elsewhere is no way out.
-        if not os.path.realpath(os.path.dirname(path)).startswith(f"{root}{os.sep}"):
-            raise UsageError(f"{path} is not in modeld's cache {cache}: what lies elsewhere is its owner's")
-    freed = 0
-    with _plainly(cache, entry.size):
-        for path in paths:
-            if os.path.isdir(path) and not os.path.islink(path):
-                freed += entry.size
-                shutil.rmtree(path)
-            else:
-                status = os.lstat(path)
-                freed += status.st_size if status.st_nlink == 1 else 0
-                os.unlink(path)
-        folder = os.path.dirname(paths[0])
-        kept = {os.path.abspath(cache), *(os.path.join(os.path.abspath(cache), name) for name in ROOMS)}
-        while os.path.abspath(folder) not in kept and not os.listdir(folder):
-            os.rmdir(folder)
-            folder = os.path.dirname(folder)
-    return freed

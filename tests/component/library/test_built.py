@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from modeld.errors import LoadFailed
-from modeld.library import fetch
+from modeld.library import lock
 from modeld.library.built import __main__ as program
 from modeld.library.built.catalogue import CATALOGUE
 from modeld.library.resolve import Resolver
@@ -218,7 +218,7 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(
         pytest.raises(
             Refused, match=r"is full: building demo:tiny takes 2\.1 MB, 1\.0 MB are free; make room"
         ),
-        fetch.locked(folder) as partial,
+        lock.locked(folder) as partial,
     ):
         program.make(TINY, folder, partial)
     assert left(tmp_path) == []

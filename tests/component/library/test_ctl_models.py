@@ -19,7 +19,9 @@ from modeld.clock import SystemClock
 from modeld.hardware.footprint import Footprint, Line, Source, Where
 from modeld.library import shelf
 from modeld.library.entry import Entry
+from modeld.library.lock import locked
 from modeld.library.metadata import Metadata
+from modeld.library.pull import record
 from modeld.store.db import Database
 from modeld.store.effective import EffectiveConfig, StoredModel
 from modeld.supervisor.observation import Limits
@@ -82,7 +84,8 @@ async def test_a_folder_of_real_and_broken_files_is_listed_as_it_is(
     result = await ctl("models", folder)
     head, *rows, total = result.stdout.splitlines()
     assert (result.exit_code, result.stderr) == (0, "")
-    assert head.split() == ["MODEL", "FITS", "QUANT", "SIZE", "CONTEXT", "PARAMS"]
+    headings = ["MODEL", "FITS", "QUANT", "SIZE", "CONTEXT", "PARAMS", "CAPABILITIES;", "PATH"]
+    assert head.split() == headings
     assert len(rows) == len(reasons) + 1
     assert total.endswith(f", {len(reasons)} broken")
     (real,) = (row for row in rows if demo_gguf.name in row)
@@ -170,6 +173,37 @@ async def test_models_of_the_cache_and_of_nowhere(ctl: Ctl, tmp_path: Path) -> N
     assert (result.exit_code, result.stderr) == (2, f"Error: there is no {tmp_path / 'nope'}\n")
 
 
+async def test_models_are_called_by_their_files_and_count_once(ctl: Ctl, tmp_path: Path) -> None:
+    """Three that call themselves the same are told apart, and the bytes of one with two names count once."""
+    names = header({"general.architecture": "llama", "general.name": "the same"})
+    one = put(tmp_path / "all/one.gguf", names)
+    put(tmp_path / "all/two.gguf", names)
+    os.link(one, tmp_path / "all/three.gguf")
+    _, *rows, total = (await ctl("models", tmp_path / "all")).stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["one", "three", "two"]
+    assert all("“the same”" in row for row in rows)
+    assert total == f"3 models, {2 * len(names)} B"
+
+
+async def test_a_broken_file_that_is_named_ends_with_1(ctl: Ctl, tmp_path: Path) -> None:
+    """A script sees it; in a folder it is one of many."""
+    broken = put(tmp_path / "all/m.gguf", b"no model")
+    assert (await ctl("models", broken)).exit_code == 1
+    assert (await ctl("models", broken.parent)).exit_code == 0
+
+
+async def test_a_pull_that_was_begun_is_removed_by_its_repository(ctl: Ctl) -> None:
+    """What has arrived of it goes, and is told; while it is pulled, it stays."""
+    part = put(ctl.cache / "hub/org/m/.incoming/etag", b"half")
+    with locked(record.home(ctl.cache, "org/m")):
+        held = await ctl("rm", "org/m")
+    assert (held.exit_code, part.exists()) == (2, True)
+    assert "org/m is being pulled" in held.stderr
+    result = await ctl("rm", "org/m")
+    assert (result.exit_code, result.stdout) == (0, "removed what had arrived of org/m (4 B freed)\n")
+    assert (await ctl("rm", "org/m")).exit_code == 2
+
+
 async def test_importing_a_folder_takes_what_is_whole_and_names_the_rest(
     ctl: Ctl, tmp_path: Path, demo_gguf: Path
 ) -> None:
@@ -182,6 +216,7 @@ async def test_importing_a_folder_takes_what_is_whole_and_names_the_rest(
     assert result.exit_code == 1
     assert str(there) in result.stdout
     assert there.samefile(demo_gguf)
+    assert result.stdout.endswith(f"use it with: modeld ctl add --model {there}\n")
     assert len(result.stderr.splitlines()) == len(reasons)
     assert os.listdir(ctl.cache / "models") == ["real"]
     again = await ctl("import", "--copy", demo_gguf)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modeld.library import fetch
+from modeld.library import fetch, lock
 from modeld.library.wheel import Refused
 
 Usage = namedtuple("Usage", "total used free")
@@ -37,7 +37,7 @@ def test_a_full_disk_is_seen_before_writing(monkeypatch: pytest.MonkeyPatch, tmp
         pytest.raises(
             Refused, match=r"is full: m\.gguf takes 3\.0 MB, 1\.0 MB are free; make room"
         ) as caught,
-        fetch.locked(dest) as partial,
+        lock.locked(dest) as partial,
     ):
         fetch.fetch("tiny-model==1.0", "m.gguf", "", dest, partial)
     assert caught.value.permanent

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from modeld.errors import LoadFailed
+from modeld.library.pull.client import pull
 from modeld.library.pull.transfer import Limits
 from modeld.library.refs import HubRef
 from modeld.library.resolve import Resolver
 from tests.component.library.packages import Reports, family
-from tests.component.library.pulls import BODY, DONE, NAME, Heard, left, pulled
+from tests.component.library.pulls import BODY, DONE, FAST, NAME, REF, Heard, left, pulled
 from tests.harness.hub import COMMIT, Fault, Hub, serving
 
 
@@ -286,6 +287,17 @@ async def test_a_cancelled_pull_leaves_no_process(hub: Hub, cache: Path) -> None
         await pulling
     assert family() == []
     assert DONE[0] not in left(cache)
+
+
+async def test_what_nothing_stands_for_any_more_is_reclaimed(hub: Hub, cache: Path) -> None:
+    """When a reference comes to mean a newer commit, the files of the old one go."""
+    old = await pulled(cache)
+    hub.repos["org/tiny"][NAME] = BODY[::-1]
+    hub.commit = "f" * 40
+    new = await pull(cache, REF, Heard(), limits=FAST, refresh=True)
+    assert (new.commit, new.path.read_bytes()) == (hub.commit, BODY[::-1])
+    assert not old.folder.parent.exists()
+    assert left(cache) == [f"org/tiny/{hub.commit}/{NAME}/{NAME}"]
 
 
 async def test_two_references_share_a_projector(hub: Hub, cache: Path) -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from modeld.errors import LoadFailed, UsageError
-from modeld.library import shelf
+from modeld.library import removal, shelf
+from modeld.library.entry import Entry
 from modeld.library.listing import Listing
+from modeld.library.lock import locked
+from modeld.library.pull import record
+from modeld.library.pull.record import Pulled, PulledFile
 from tests.component.library.test_listing import put, safetensors
 from tests.unit.library.gguf_bytes import chat_model, header
 
@@ -114,22 +118,80 @@ async def test_from_another_disk_a_link_points_and_taking_it_out_leaves_the_orig
     assert (found.done, found.path.is_symlink()) == ("pointed", True)
     entry = await Listing(None).look(found.path)
     assert not entry.error
-    shelf.remove(cache, entry)
+    removal.remove(cache, entry)
     assert path.read_bytes() == chat_model()
     assert os.listdir(cache / "models") == []
 
 
 async def test_taking_out_removes_the_model_alone_and_empty_folders(tmp_path: Path, cache: Path) -> None:
     """Another file in the folder stays, the room itself too; the bytes are counted."""
-    one = put(cache / "hub/org/m/abc1234/m.gguf/m.gguf")
-    put(cache / "hub/org/m/.pulled/default.json", b"{}")
+    one = put(cache / "built/m/m.gguf")
     two = put(cache / "models/x/x.gguf")
     put(cache / "models/x/notes.txt", b"mine")
     for path in (one, two):
-        assert shelf.remove(cache, await Listing(None).look(path)) == len(chat_model())
-    assert not (cache / "hub/org/m/abc1234").exists()
+        assert removal.remove(cache, await Listing(None).look(path)) == len(chat_model())
+    assert os.listdir(cache / "built") == []
     assert left(cache) == ["x/notes.txt"]
-    assert (cache / "hub/org/m/.pulled/default.json").exists()
+
+
+async def test_the_last_model_of_a_repository_takes_with_it_what_was_begun(
+    tmp_path: Path, cache: Path
+) -> None:
+    """Its records and parts go when nothing of it is left, and their bytes are counted; not before."""
+    paths = [put(cache / f"hub/org/m/abc1234/{name}.gguf/{name}.gguf") for name in ("m", "o")]
+    for path in paths:
+        file = PulledFile(path.name, len(chat_model()), "0" * 64)
+        record.keep(
+            cache, Pulled("org/m", path.stem, "abc1234", "gguf", (file,), None, path.parent), tmp_path
+        )
+    part = put(cache / "hub/org/m/.incoming/etag", b"half")
+    assert removal.remove(cache, await Listing(None).look(paths[0])) == len(chat_model())
+    assert part.exists()
+    assert removal.remove(cache, await Listing(None).look(paths[1])) == len(chat_model()) + len(b"half")
+    assert os.listdir(cache / "hub") == []
+
+
+def test_what_is_only_begun_can_be_removed(cache: Path) -> None:
+    """By the repository's name; of one that is not there nothing is said to be."""
+    put(cache / "hub/org/m/.incoming/etag", b"half")
+    assert removal.remove_begun(cache, "org/other") is None
+    assert removal.remove_begun(cache, "../models") is None
+    assert removal.remove_begun(cache, "org/m") == 4
+    assert os.listdir(cache / "hub") == []
+
+
+async def test_nothing_is_removed_from_under_a_pull(cache: Path) -> None:
+    """While one holds the repository, its models and parts stay; afterwards they go."""
+    path = put(cache / "hub/org/m/abc1234/m.gguf/m.gguf")
+    entry = await Listing(None).look(path)
+    with locked(record.home(cache, "org/m")):
+        with pytest.raises(UsageError, match="org/m is being pulled at this moment"):
+            removal.remove(cache, entry)
+        with pytest.raises(UsageError, match="org/m is being pulled at this moment"):
+            removal.remove_begun(cache, "org/m")
+    assert path.exists()
+    removal.remove(cache, entry)
+    assert os.listdir(cache / "hub") == []
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "../..", "models/.."])
+def test_no_name_reaches_beyond(cache: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What names no model but a folder on the way is refused, wherever one stands."""
+    cache.mkdir(exist_ok=True)
+    monkeypatch.chdir(cache)
+    entry = Entry(str(cache / "built/m/m.gguf"), "gguf", name="m", files=("m.gguf",))
+    with pytest.raises(UsageError, match="is no model's name"):
+        removal.find(cache, name, (entry,))
+
+
+async def test_a_copy_takes_the_place_of_a_link(tmp_path: Path, cache: Path) -> None:
+    """What was linked before is a file of its own when a copy is asked for."""
+    path = put(tmp_path / "in/m.gguf")
+    assert (await brought(cache, path, "link")).path.samefile(path)
+    again = await brought(cache, path, "copy")
+    assert (again.done, again.path.samefile(path)) == ("copied", False)
+    assert (await brought(cache, path, "copy")).done == "there"
+    assert os.listdir(cache / "models") == ["m"]
 
 
 async def test_nothing_outside_the_cache_is_removed(tmp_path: Path, cache: Path) -> None:
@@ -140,5 +202,5 @@ async def test_nothing_outside_the_cache_is_removed(tmp_path: Path, cache: Path)
     inside = await Listing(None).look(cache / "models/way-out/m.gguf")
     for entry in (await Listing(None).look(outside), inside):
         with pytest.raises(UsageError, match="is not in modeld's cache"):
-            shelf.remove(cache, entry)
+            removal.remove(cache, entry)
     assert outside.exists()

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modeld.library.choose import Choice, NoClearChoice, RepoFile, choose
 from modeld.library.fetch import TICK, check_room, program, say
+from modeld.library.lock import make_private
 from modeld.library.pull import record
 from modeld.library.pull.transfer import Limits, Patience, get
 from modeld.library.wheel import Refused
@@ -76,7 +79,7 @@ def pull(
         for name in names
     ]
     folder = record.place(cache, repo, listing.commit, choice.name)
-    parts = record.home(cache, repo) / ".incoming"
+    parts = record.home(cache, repo) / record.PARTS
     parts.mkdir(mode=0o700, parents=True, exist_ok=True)
     _clear(parts, listing)
     known = record.present(cache, repo)
@@ -95,11 +98,21 @@ def pull(
         told.before += file.size or 0
     pulled = [record.PulledFile(file.name, file.size or 0, file.etag or "") for file in wanted]
     projector = pulled.pop() if choice.projector else None
+    before = list(record.all_of(cache, repo))
     record.keep(
         cache,
         record.Pulled(repo, glob, listing.commit, choice.form, tuple(pulled), projector, folder),
         scratch,
     )
+    _reclaim(before, {each.folder for each in record.all_of(cache, repo)})
+
+
+def _reclaim(before: Sequence[record.Pulled], kept: Set[Path]) -> None:
+    """Remove models that no reference stands for any more, now that a newer one is there."""
+    for old in {each.folder for each in before} - kept:
+        shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):  # other models of that commit
+            old.parent.rmdir()
 
 
 class Told:
@@ -142,7 +155,7 @@ def _get(
 
     assert file.size is not None
     assert file.etag is not None
-    _make_private(dest.parent)
+    make_private(dest.parent)
     get(
         parts / file.etag,
         dest,
@@ -171,18 +184,13 @@ def _here(path: Path, file: HubFile, elsewhere: Path | None) -> bool:
         return True
     if elsewhere is None or _size(elsewhere) != file.size:
         return False
-    _make_private(path.parent)
+    make_private(path.parent)
     try:
         path.unlink(missing_ok=True)
         os.link(elsewhere, path)
     except OSError:  # a disk without hard links
         return False
     return True
-
-
-def _make_private(folder: Path) -> None:
-    for step in reversed([step for step in (folder, *folder.parents) if not step.exists()]):
-        step.mkdir(mode=0o700, exist_ok=True)
 
 
 def _size(path: Path) -> int:

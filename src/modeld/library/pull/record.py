@@ -6,11 +6,15 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from modeld.library.choose import Form
+
+PARTS, RECORDS = ".incoming", ".pulled"
+"""Folders of a repository: what has arrived of files so far, and what references stood for."""
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
 
@@ -65,15 +69,28 @@ def place(cache: Path, repo: str, commit: str, name: str) -> Path:
     return home(cache, repo) / commit / label
 
 
+def aside(cache: Path, repo: str) -> tuple[Path, ...]:
+    """Return the folders of a repository that hold no models."""
+    return home(cache, repo) / PARTS, home(cache, repo) / RECORDS
+
+
+def all_of(cache: Path, repo: str) -> Iterator[Pulled]:
+    """Yield what references to a repository stood for, whether its files are still there or not."""
+    for path in sorted((home(cache, repo) / RECORDS).glob("*.json")):
+        try:
+            yield _read(json.loads(path.read_bytes()), cache, repo)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+
+
 def present(cache: Path, repo: str) -> dict[str, Path]:
     """Return where whole files of a repository are, by their checksums, as far as references were pulled."""
     found: dict[str, Path] = {}
-    for path in (home(cache, repo) / ".pulled").glob("*.json"):
-        try:
-            pulled = _read(json.loads(path.read_bytes()), cache, repo)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-        found |= {file.etag: pulled.folder / file.name for file in pulled.all}
+    for pulled in all_of(cache, repo):
+        for file in pulled.all:
+            path = pulled.folder / file.name
+            if path.is_file() and path.stat().st_size == file.size:
+                found[file.etag] = path
     return found
 
 
@@ -109,7 +126,7 @@ def keep(cache: Path, pulled: Pulled, scratch: Path) -> None:
 def _path(cache: Path, repo: str, glob: str | None) -> Path:
     # A glob may hold anything, also slashes and more letters than a file's name.
     key = "default" if glob is None else hashlib.sha256(glob.encode()).hexdigest()[:32]
-    return home(cache, repo) / ".pulled" / f"{key}.json"
+    return home(cache, repo) / RECORDS / f"{key}.json"
 
 
 def _read(kept: dict[str, Any], cache: Path, repo: str) -> Pulled:
