@@ -68,7 +68,7 @@ async def survives(
 ) -> None:
     """Kill a daemon so many times at random points of a batch, and check what it told in the end.
 
-    Each life gets on by more items than it has slots, so that none is at work at MOST_ATTEMPTS deaths.
+    Each life gets on by several items for each slot, so that none is at work at MOST_ATTEMPTS deaths.
     """
     config = {"models": [model], "allow_fake": True}
     chance = random.Random(7)
@@ -77,7 +77,7 @@ async def survives(
         async with running(folder, config) as daemon:
             if not id:
                 id = await submit(daemon, {"model": model["name"], "items": items(count, tokens)})
-            enough = len(before) + slots + chance.randint(1, max(count // kills - 2 * slots, 1))
+            enough = len(before) + 3 * slots + chance.randint(1, max(count // kills - 4 * slots, 1))
             async with asyncio.timeout(within):
                 while await ended(daemon, id) < min(enough, count - slots):
                     await asyncio.sleep(0.005)

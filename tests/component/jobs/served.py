@@ -29,7 +29,8 @@ from modeld.supervisor.admission import GaveWay, Priority
 from modeld.telemetry.metrics import Metrics
 from tests.fakes.pool import Answer, FakePool, FakeStream, said
 
-WAIT_S = 20.0
+WAIT_S = 60.0
+"""Seconds of patience with a slow machine."""
 PREFIX = "/mass.llama-cpp.v1"
 USER = {"role": "user", "content": "hi"}
 

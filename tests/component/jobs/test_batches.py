@@ -27,7 +27,7 @@ from tests.component.jobs.batches_served import (
     pool_of_all,
     serving,
 )
-from tests.component.jobs.served import JobPool, counted, number_of
+from tests.component.jobs.served import WAIT_S, JobPool, counted, number_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.pool import Answer, said
 
@@ -250,7 +250,7 @@ async def test_a_batch_that_is_cancelled_keeps_what_is_done(tmp_path: Path) -> N
     """What was at work is cut off; the lines without an answer say why they have none."""
     async with serving(tmp_path, JobPool(answer=holding(2))) as api:
         batch = await api.until(await api.begin(chats(5)), "in_progress")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while (await api.client.batches.retrieve(batch.id)).request_counts.completed < 2:  # type: ignore[union-attr]
                 await asyncio.sleep(0.002)
         told = await api.client.batches.cancel(batch.id)
@@ -293,7 +293,7 @@ async def test_a_batch_expires_with_its_window(tmp_path: Path, monkeypatch: pyte
     clock = FakeClock()
     async with serving(tmp_path, JobPool(answer=holding(1)), clock=clock) as api:
         batch = await api.begin(chats(3), output_expires_after={"anchor": "created_at", "seconds": 3600})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while (await api.client.batches.retrieve(batch.id)).request_counts.completed < 1:  # type: ignore[union-attr]
                 await asyncio.sleep(0.002)
         clock.advance(86_400)
@@ -313,7 +313,7 @@ async def test_a_batch_goes_on_in_the_next_life(tmp_path: Path) -> None:
     limits = JobLimits(keep_s=0.0)
     async with serving(tmp_path, JobPool(answer=holding(4)), jobs=limits) as api:
         batch = await api.until(await api.begin(chats(10)), "in_progress")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while (await api.client.batches.retrieve(batch.id)).request_counts.completed < 4:  # type: ignore[union-attr]
                 await asyncio.sleep(0.002)
         (api.folder / "part_left").write_bytes(b"half a file")
@@ -384,7 +384,7 @@ async def test_a_life_may_end_after_any_step(
             if status == "cancelling":
                 await api.until(batch, "in_progress")
                 assert await api.room.queue.cancel(None, batch.id)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 await reached.wait()
     async with serving(tmp_path) as api:
         batch = await api.over(batch)
@@ -392,7 +392,7 @@ async def test_a_life_may_end_after_any_step(
         assert batch.request_counts is not None
         assert batch.request_counts.total == 3
         assert len(await api.lines(batch.error_file_id or batch.output_file_id)) == 3
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while await api.rows("job WHERE held"):
                 await asyncio.sleep(0.002)
 
@@ -418,7 +418,7 @@ async def test_batches_are_listed_page_by_page_and_are_their_callers(tmp_path: P
             batch = await other.batches.create(
                 input_file_id=made[0].input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
             )
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 while batch.status != "failed":
                     batch = await other.batches.retrieve(batch.id)
 
@@ -481,7 +481,7 @@ async def test_a_defect_ends_a_batch_and_nothing_else(
         assert batch.errors.data is not None
         assert batch.errors.data[0].code == "internal_error"
         assert "secret" not in str(batch.errors.data[0].message)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while await api.rows("job WHERE held"):
                 await asyncio.sleep(0.002)
         assert (await api.over(await api.begin(chats(1)))).status == "completed"
@@ -558,7 +558,7 @@ async def test_a_batch_whose_client_leaves_while_it_is_stored_is_not_told_to_ano
         file = await api.upload(chats(1))
         body: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
         first = asyncio.ensure_future(api.client.batches.create(**body, extra_headers=name))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await entered.wait()
         second = asyncio.ensure_future(api.client.batches.create(**body, extra_headers=name))
         first.cancel()
@@ -581,7 +581,7 @@ async def test_batches_and_files_are_counted(tmp_path: Path, monkeypatch: pytest
         assert api.value("files", purpose="batch") == 1
         assert api.value("file_bytes", purpose="batch") == len(chats(5))
         clock.advance(30.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while (
                 api.value("job_oldest_seconds", **job) != 30.0
                 or api.value("job_items_waiting", **job) != 2
@@ -604,7 +604,7 @@ async def test_batches_and_files_are_counted(tmp_path: Path, monkeypatch: pytest
         clock.advance(31 * 86_400)
         monkeypatch.setattr(keeper, "SWEEP_S", 0.01)
     async with serving(tmp_path, clock=clock) as api:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while await api.rows("file"):
                 await asyncio.sleep(0.005)
         assert api.value("files", purpose="batch") == api.value("file_bytes", purpose="batch") == 0

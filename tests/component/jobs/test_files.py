@@ -13,6 +13,7 @@ from modeld.jobs.batches import keeper
 from modeld.jobs.files.limits import FileLimits
 from modeld.store.files import Files
 from tests.component.jobs.batches_served import chats, client_of, serving
+from tests.component.jobs.served import WAIT_S
 from tests.fakes.clock import FakeClock
 
 DAY = 86_400
@@ -118,7 +119,7 @@ async def test_files_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(openai.NotFoundError):
             await api.client.files.content(brief.id)
         clock.advance(30 * DAY)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while {entry.name for entry in api.folder.iterdir()} != {kept.id}:
                 await asyncio.sleep(0.002)
         assert [file.id async for file in api.client.files.list()] == [kept.id]
@@ -189,11 +190,11 @@ async def test_an_upload_whose_client_leaves_is_dropped(
     async with serving(tmp_path) as api:
         monkeypatch.setattr(Files, "add", slow)
         upload = asyncio.ensure_future(api.upload(b"x" * 100_000))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await entered.wait()
         upload.cancel()
         await asyncio.wait({upload})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while list(api.folder.iterdir()):
                 await asyncio.sleep(0.002)
 
@@ -206,13 +207,13 @@ async def test_an_upload_whose_client_leaves_is_dropped(
 
         kind = {"content-type": "multipart/form-data; boundary=x"}
         left = asyncio.ensure_future(api.http.post(f"{api.url}/v1/files", data=pieces(), headers=kind))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await sent.wait()
             while not list(api.folder.iterdir()):
                 await asyncio.sleep(0.002)
         left.cancel()
         await asyncio.wait({left})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while list(api.folder.iterdir()):
                 await asyncio.sleep(0.002)
 
@@ -337,7 +338,7 @@ async def test_a_file_whose_client_leaves_while_it_is_stored_is_not_told_to_anot
     name = {"Idempotency-Key": "k1"}
     async with serving(tmp_path) as api:
         first = asyncio.ensure_future(api.upload(b"1", extra_headers=name))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await entered.wait()
         second = asyncio.ensure_future(api.upload(b"1", extra_headers=name))
         first.cancel()

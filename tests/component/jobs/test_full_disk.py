@@ -22,7 +22,7 @@ from modeld.store.files import Files
 from modeld.store.jobs import Jobs
 from tests.component.jobs import batches_served
 from tests.component.jobs.batches_served import chats
-from tests.component.jobs.served import USER, JobPool, counted, number_of, serving, texts
+from tests.component.jobs.served import USER, WAIT_S, JobPool, counted, number_of, serving, texts
 from tests.fakes.pool import said
 
 PAUSE_S = 0.02
@@ -69,7 +69,7 @@ class Tries:
 
     async def until(self, count: int) -> None:
         """Wait for so many."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while self.count < count:
                 self._more.clear()
                 await self._more.wait()

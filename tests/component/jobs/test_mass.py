@@ -10,10 +10,12 @@ import pytest
 from modeld.errors import StoreFailed
 from modeld.jobs.limits import JobLimits
 from modeld.jobs.mass.routes import SHIM
+from modeld.jobs.queue import Queue
 from modeld.protocol.messages import Facts
 from modeld.protocol.tasks import EmbedTask, Task, TokenizeTask, Tokens, Usage, Vector
+from modeld.store.job_records import JobDraft
 from modeld.store.jobs import Jobs
-from tests.component.jobs.served import PREFIX, USER, JobPool, echo, serving, texts
+from tests.component.jobs.served import PREFIX, USER, WAIT_S, JobPool, echo, serving, texts
 from tests.fakes.clock import FakeClock
 from tests.fakes.pool import Answer, FakePool, model, said
 
@@ -78,9 +80,9 @@ async def test_a_pending_job_says_so_and_waiting_for_it_is_bounded(tmp_path: Pat
             pool.free = 1
             pool.changed.notify_all()
         await pool.until(lambda: bool(pool.begun))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while await api.status(id) != "processing":
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.002)
         pool.begun[0].feed(*said())
         assert (await api.over(id))["status"] == "done"
 
@@ -92,14 +94,14 @@ async def test_a_reader_who_leaves_cancels_nothing(tmp_path: Path) -> None:
         id = await api.chat()
         await pool.until(lambda: bool(pool.begun))
         reading = asyncio.ensure_future(api.ask("GET", f"Jobs/{id}?wait=1"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not api.room.queue._watches.get(id):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.002)
         reading.cancel()
         await asyncio.wait({reading})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while api.room.queue._watches:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.002)
         pool.begun[0].feed(*said())
         assert (await api.over(id))["status"] == "done"
 
@@ -117,22 +119,30 @@ async def test_a_submission_whose_client_leaves_before_it_is_stored_is_dropped(
         await go.wait()
         return added
 
+    submit, left = Queue.submit, asyncio.Queue[JobDraft]()
+
+    async def watched(self: Queue, draft: JobDraft) -> Any:
+        try:
+            return await submit(self, draft)
+        except asyncio.CancelledError:
+            left.put_nowait(draft)
+            raise
+
     monkeypatch.setattr(Jobs, "add", slow)
+    monkeypatch.setattr(Queue, "submit", watched)
     pool = JobPool()
     async with serving(tmp_path, pool) as api:
         during = asyncio.ensure_future(api.chat())
         await entered.wait()
         before = asyncio.ensure_future(api.chat())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not api.room.queue._submissions:
-                await asyncio.sleep(0)
-        for left in (during, before):
-            left.cancel()
+                await asyncio.sleep(0.002)
+            for one in (during, before):
+                one.cancel()
+            for _ in (during, before):  # the server sees both leave
+                await left.get()
         await asyncio.wait({during, before})
-        async with asyncio.timeout(10):
-            while any(not one.stored.done() for one in api.room.queue._submissions):
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.05)  # the server sees the first one's leaving
         go.set()
         assert await api.rows("job") in (0, 1)
         kept = await api.chat()

@@ -18,7 +18,7 @@ from modeld.jobs import rules, upkeep
 from modeld.jobs import runner as runner_module
 from modeld.jobs.limits import JobLimits
 from modeld.protocol.tasks import Task, Text
-from tests.component.jobs.served import JobPool, counted, echo, number_of, serving, texts
+from tests.component.jobs.served import WAIT_S, JobPool, counted, echo, number_of, serving, texts
 from tests.fakes.clock import FakeClock
 from tests.fakes.pool import Answer, said
 
@@ -186,10 +186,14 @@ async def test_a_job_past_its_deadline_is_an_error_and_its_work_is_cut_off(
     """What is done stays done; what is at work is cancelled."""
     monkeypatch.setattr(upkeep, "BEAT_S", 0.01)
     pool = JobPool(answer=lambda model, task: said() if number_of(task) < 1 else [], free=1)
-    async with serving(tmp_path, pool, limits=JobLimits(patience_s=0.3)) as api:
-        told = await api.over(await api.batch(3))
+    clock = FakeClock()
+    async with serving(tmp_path, pool, clock=clock, limits=JobLimits(patience_s=30.0)) as api:
+        id = await api.batch(3)
+        await pool.until(lambda: len(pool.begun) == 2)
+        clock.advance(30.0)
+        told = await api.over(id)
         assert told["status"] == "error"
-        assert told["error"].startswith("the job had not ended by its deadline, 0 s after its submission")
+        assert told["error"].startswith("the job had not ended by its deadline, 30 s after its submission")
         assert "jobs.patience" in told["error"]
         await pool.until(lambda: pool.open_calls == 0)
         assert pool.begun[1].cancelled
@@ -211,7 +215,7 @@ async def test_what_waits_is_measured_and_what_has_expired_is_cleared_away(
         id = await api.batch(5)
         await pool.until(lambda: len(pool.begun) == 1 and pool.open_calls == 2)
         clock.advance(30.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while value("job_oldest_seconds", **kind) != 30.0 or value("job_items_waiting", **kind) != 3:
                 await asyncio.sleep(0.01)
         assert value("jobs", status="processing", **kind) == 1
@@ -221,7 +225,7 @@ async def test_what_waits_is_measured_and_what_has_expired_is_cleared_away(
         assert value("jobs_ended_total", kind="batch_chat", status="cancelled") == 1
         assert await api.rows("job_item") == 5
         clock.advance(60.0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while await api.rows("job") or value("job_oldest_seconds", **kind):
                 await asyncio.sleep(0.01)
         assert await api.rows("job_item") == 0

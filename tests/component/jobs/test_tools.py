@@ -18,7 +18,7 @@ from modeld.responses import engine
 from modeld.responses.mcp.session import CallResult
 from modeld.store.jobs import Jobs
 from tests.component.jobs.batches_served import RESPOND, Served, everything, line, serving
-from tests.component.jobs.served import JobPool
+from tests.component.jobs.served import WAIT_S, JobPool
 from tests.fakes.pool import Answer
 
 SERVER = {
@@ -190,7 +190,7 @@ async def test_a_line_that_a_life_leaves_in_a_tool_fails_in_the_next(tmp_path: P
     tools.go.clear()
     async with serving(tmp_path, JobPool(answer=calling, free=1)) as api:
         batch = await api.begin(asking("a") + plain("b"), RESPOND)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await tools.called.wait()
     tools.go.set()
     async with serving(tmp_path, JobPool(answer=calling)) as api:
