@@ -43,11 +43,18 @@ class Intent:
             await self._nudge.wait()
 
     async def unless_changed(self, doing: Awaitable[T]) -> T:
-        """Await `doing`; when somebody changes his mind first, cancel it and raise ChangedMind."""
+        """Await `doing`; when somebody changes his mind first, cancel it and raise ChangedMind.
+
+        It has always begun by then, so that what it took (a claim, say) is given back by its own hand.
+        """
         task: asyncio.Future[T] = asyncio.ensure_future(doing)
         try:
             while not task.done():
                 if self.changed:
+                    # Cancelled before its first step it would not clean up after itself.
+                    await asyncio.sleep(0)
+                    if task.done():
+                        break  # what it has got is the caller's to give back
                     raise ChangedMind
                 self._nudge.clear()
                 nudged = asyncio.ensure_future(self._nudge.wait())
