@@ -174,10 +174,16 @@ async def test_a_gateway_has_batches_for_its_own_models(daemon: Daemon) -> None:
 
 
 async def test_the_owner_sees_batches_among_the_jobs(daemon: Daemon) -> None:
-    """Under the batch's own id, with what it is at."""
+    """Under the batch's own id, with what it is at, and for a while when it is over: who waits a moment too
+    late learns how it ended.
+    """
     async with AsyncSdk(daemon.url) as sdk:
         batch = await until(sdk, await begin(sdk, requests(*[chat("slow")] * 3)), "in_progress")
         job = (await daemon.ctl("jobs", "show", batch.id, "--json")).json
         assert (job["kind"], job["items"], job["model"]) == ("batch", 3, "slow")
         assert (await daemon.ctl("jobs", "cancel", batch.id)).code == 0
         await until(sdk, batch, "cancelled")
+        assert (await daemon.ctl("jobs", "wait", batch.id)).code == 1
+        done = await until(sdk, await begin(sdk, requests(chat())), "completed")
+        waited = await daemon.ctl("jobs", "wait", done.id)
+        assert (waited.code, waited.out) == (0, f"{done.id} is done, 1 of 1 item done\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
 import sys
@@ -15,9 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modeld.admin.app import build_admin_app
+from modeld.admin.jobs import report
 from modeld.admin.listen import serve_admin
 from modeld.admin.schemas import DaemonInfo
+from modeld.cli import ctl_jobs
 from modeld.cli.main import modeld
+from modeld.cli.table import Screen
 from modeld.errors import EngineError
 from modeld.protocol.tasks import Task
 from tests.component.admin.fake_supervisor import FakeControl, FakeSupervisor, model
@@ -155,3 +159,32 @@ async def test_whoever_stops_waiting_stops_nothing(short_dir: Path) -> None:
         await pool.until(lambda: bool(pool.begun))
         pool.begun[0].feed(*said())
         assert (await it.api.over(id))["status"] == "done"
+
+
+class Terminal(io.StringIO):
+    """What is drawn on it."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+async def test_a_terminal_gets_a_bar_that_goes_at_the_end(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With how many items have ended, and no line for each step."""
+    monkeypatch.setenv("TERM", "xterm")
+    async with steered(short_dir, JobPool(answer=half_failing)) as it:
+        id = await it.api.batch(4)
+        await it.api.over(id)
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        job = await it.api.room.queue.get(None, id)
+        assert job is not None
+        with ctl_jobs._progress(Screen.of(sys.stderr)) as progress:
+            progress(report(job))
+        drawn = terminal.getvalue()
+    assert "4/4" in drawn
+    assert "done" in drawn
+    assert "\x1b[2K" in drawn.rpartition("4/4")[2], "the bar is left there"
+    assert f"{id} is done" not in drawn

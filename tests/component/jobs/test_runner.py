@@ -12,12 +12,15 @@ from modeld.errors import (
     ModelUnavailable,
     NotFound,
     Overloaded,
+    StoreFailed,
     WorkerDied,
 )
 from modeld.jobs import rules, upkeep
 from modeld.jobs import runner as runner_module
 from modeld.jobs.limits import JobLimits
 from modeld.protocol.tasks import Task, Text
+from modeld.store.job_records import TakenItem
+from modeld.store.jobs import Jobs
 from tests.component.jobs.served import WAIT_S, JobPool, counted, echo, number_of, serving, texts
 from tests.fakes.clock import FakeClock
 from tests.fakes.pool import Answer, said
@@ -229,3 +232,58 @@ async def test_what_waits_is_measured_and_what_has_expired_is_cleared_away(
             while await api.rows("job") or value("job_oldest_seconds", **kind):
                 await asyncio.sleep(0.01)
         assert await api.rows("job_item") == 0
+
+
+async def test_an_item_that_daemons_die_of_is_tried_so_often_and_then_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A life that cannot give back what it works on is to the store as one that was killed. What is done
+    stays, and the rest is done.
+    """
+
+    async def dead(self: Jobs, item: TakenItem, *, counted: bool) -> bool:
+        raise StoreFailed("this life is over")
+
+    pool = JobPool(answer=lambda model, task: [] if number_of(task) == 1 else said(), free=1)
+    id = ""
+    with monkeypatch.context() as patch:
+        patch.setattr(Jobs, "give_back", dead)
+        for life in range(1, rules.MOST_ATTEMPTS + 1):
+            async with serving(tmp_path, pool) as api:
+                id = id or await api.batch(3)
+                await pool.until(lambda life=life: counted(pool)[1] == life)  # type: ignore[misc]
+                async with asyncio.timeout(WAIT_S):
+                    while (await api.database.fetch("SELECT attempts FROM job_item WHERE place = 1")) != [
+                        (life,)
+                    ]:
+                        await asyncio.sleep(0.002)
+                assert await api.status(id) == "processing"
+    async with serving(tmp_path, pool) as api:
+        told = await api.over(id)
+        assert told["status"] == "done"
+        text = f"modeld ended {rules.MOST_ATTEMPTS} times while it worked on this, so it is not tried again"
+        assert told["result"]["responses"][1] == {"index": 1, "error": text}
+    assert counted(pool) == {0: 1, 1: rules.MOST_ATTEMPTS, 2: 1}
+
+
+async def test_what_is_at_work_has_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round of upkeep says that this life still works on it; a job that is over has none."""
+    monkeypatch.setattr(upkeep, "BEAT_S", 0.01)
+    clock = FakeClock()
+    pool = JobPool(answer=lambda model, task: [], free=1)
+    async with serving(tmp_path, pool, clock=clock) as api:
+
+        async def beat() -> float | None:
+            [(at,)] = await api.database.fetch("SELECT beat FROM job")
+            return at  # type: ignore[no-any-return]
+
+        id = await api.chat()
+        await pool.until(lambda: len(pool.begun) == 1)
+        for _ in range(2):
+            clock.advance(30.0)
+            async with asyncio.timeout(WAIT_S):
+                while await beat() != clock.time():
+                    await asyncio.sleep(0.005)
+        pool.begun[0].feed(*said())
+        await api.over(id)
+        assert await beat() is None
