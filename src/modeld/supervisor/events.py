@@ -22,7 +22,8 @@ class FeedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the feed. `time` is UTC seconds; `kind` is state, progress, call or lost.
 
     kind "state": `state`, `cause` and `message` as in Status. kind "progress": `message` is the stage,
-    `progress` 0..1 or absent. kind "lost": `message` says how many events this subscriber missed.
+    `progress` 0..1 or absent; of what is fetched `done` and `total` are bytes, absent when unknown. kind
+    "lost": `message` says how many events this subscriber missed.
     """
 
     time: float
@@ -32,6 +33,8 @@ class FeedEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str | None = None
     message: str = ""
     progress: float | None = None
+    done: int | None = None
+    total: int | None = None
 
 
 class _Subscription:
@@ -71,9 +74,11 @@ class EventFeed:
         cause: str | None = None,
         message: str = "",
         progress: float | None = None,
+        done: int | None = None,
+        total: int | None = None,
     ) -> None:
         """Add an event; returns at once."""
-        event = FeedEvent(self._clock.time(), kind, model, state, cause, message, progress)
+        event = FeedEvent(self._clock.time(), kind, model, state, cause, message, progress, done, total)
         self._recent.append(event)
         for subscription in self._subscriptions:
             if len(subscription.waiting) == KEPT:

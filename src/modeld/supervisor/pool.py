@@ -287,7 +287,7 @@ class Pool:
         spec = self.roster[name].spec
         path = None
         if spec.reference is not None:
-            path = await self._world.resolve(spec.reference, lambda stage, fraction: None)
+            path = await self._world.resolve(spec.reference, lambda *_: None)
         machine = await self.memory.look()
         size = await self._world.sizing.size(spec, path, machine)
         estimate = await self._world.sizing.estimate(spec, path, machine)

@@ -490,9 +490,9 @@ class Replica:
             return
         self.restarts += 1
         self._move(State.BACKOFF, "crashed", f"{message}\n{verdict.reason}", **NOT_RUNNING)
-        try:
+        with contextlib.suppress(ChangedMind):
             await self._intent.unless_changed(asyncio.sleep(verdict.delay_s))
-        except ChangedMind:
+        if self._intent.changed:  # maybe in the moment in which the delay ended
             self._after_stop()
 
     def _remember_crash(self, ready_s: float) -> None:
@@ -513,13 +513,18 @@ class Replica:
 
     # --- state ----------------------------------------------------------------------------------------------
 
-    def _fetching(self, stage: str, fraction: float | None) -> None:
+    def _fetching(
+        self, stage: str, fraction: float | None, done: int | None = None, total: int | None = None
+    ) -> None:
         self._world.memory.sized(self.key)  # a download takes long: nobody waits for its size
-        self._progress(stage, fraction)
+        self._progress(stage, fraction, done, total)
 
-    def _progress(self, stage: str, fraction: float | None) -> None:
+    def _progress(
+        self, stage: str, fraction: float | None, done: int | None = None, total: int | None = None
+    ) -> None:
         self._update(message=stage, progress=fraction)
-        self._world.feed.publish("progress", self.model, message=stage, progress=fraction)
+        feed = self._world.feed
+        feed.publish("progress", self.model, message=stage, progress=fraction, done=done, total=total)
 
     def _move(self, to: State, cause: str, message: str, **fields: Any) -> None:
         check_move(self.status.state, to)

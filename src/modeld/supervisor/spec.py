@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from modeld.protocol.messages import MediaLimits
 from modeld.supervisor.scheduling.scaling import Scaling
 
-Resolve: TypeAlias = Callable[[str, Callable[[str, float | None], None]], Awaitable[Path]]
+
+class Report(Protocol):
+    """Hears how far the fetching of a model is."""
+
+    def __call__(
+        self, stage: str, fraction: float | None, done: int | None = None, total: int | None = None, /
+    ) -> None:
+        """Take a stage in words, how much of it is done (0..1), and of how many bytes, as far as is known."""
+
+
+Resolve: TypeAlias = Callable[[str, Report], Awaitable[Path]]
 """Turn a model reference into a file or folder on this disk, reporting progress. Raises LoadFailed."""
 
 

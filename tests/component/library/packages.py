@@ -23,10 +23,14 @@ class Reports:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, float | None]] = []
+        self.sizes: list[tuple[int | None, int | None]] = []
         self.first = asyncio.Event()
 
-    def __call__(self, stage: str, fraction: float | None) -> None:
+    def __call__(
+        self, stage: str, fraction: float | None, done: int | None = None, total: int | None = None, /
+    ) -> None:
         self.seen.append((stage, fraction))
+        self.sizes.append((done, total))
         self.first.set()
 
 

@@ -89,6 +89,9 @@ async def test_a_model_that_is_added_tells_its_pull_on_the_way(
     assert {event.model for event in told} == {"m"}
     assert f"of {len(BODY) / 1000**2:.1f} MB" in told[-1].message
     assert any("trying again, " in event.message for event in told)
+    sizes = [(event.done, event.total) for event in told if event.total is not None]
+    assert {total for _, total in sizes} == {len(BODY)}
+    assert [done for done, _ in sizes] == sorted(done for done, _ in sizes if done is not None)
     shares = [event.progress for event in told if event.progress is not None]
     assert shares == sorted(shares)
 
