@@ -622,3 +622,28 @@ async def test_a_batch_whose_input_is_gone_from_the_disk_fails_and_says_so(tmp_p
         assert batch.errors is not None
         assert batch.errors.data is not None
         assert batch.errors.data[0].code == "results_lost"
+
+
+async def test_how_batches_and_jobs_end_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With numbers; what went wrong as a warning, with the reason."""
+    caplog.set_level("INFO", "modeld.jobs")
+
+    def answer(name: str, task: Task) -> list[Answer]:
+        return [EngineError("no")] if number_of(task) == 3 else everything(name, task)
+
+    async with serving(tmp_path, JobPool(answer=answer)) as api:
+        good = await api.over(await api.begin(chats(2)))
+        wrong = await api.over(await api.begin(chat(0) + b"{\n"))
+        bad = await api.over(await api.begin(chat(3)))
+    told = {(record.levelname, record.getMessage()) for record in caplog.records}
+
+    def line_of(level: str, *pieces: str) -> bool:
+        return any(found == level and all(piece in text for piece in pieces) for found, text in told)
+
+    assert line_of("INFO", f"batch {good.id}", "is in_progress: 2 requests, 0 done, 0 failed")
+    assert line_of("INFO", f"job {good.id}", "is done after", "2 of 2 items done, 0 failed")
+    assert line_of("INFO", f"batch {good.id}", "is completed: 2 requests, 2 done, 0 failed")
+    assert line_of("WARNING", f"batch {wrong.id}", "is failed", "mistakes: 1, the first: line 2: This line")
+    assert line_of("WARNING", f"job {bad.id}", "is error after", "1 failed: no")
