@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from modeld.library.refs import HubRef
 from modeld.library.resolve import Resolver
 from tests.component.library.packages import Reports, family
 from tests.component.library.pulls import BODY, DONE, FAST, NAME, REF, Heard, left, pulled
-from tests.harness.hub import COMMIT, Fault, Hub, serving
+from tests.harness.hub import COMMIT, Fault, Hub, git_sha1, serving, sha256
 
 
 @pytest.fixture
@@ -28,6 +29,8 @@ async def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_ENDPOINT", made.address)
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+            monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield made
@@ -287,6 +290,67 @@ async def test_a_cancelled_pull_leaves_no_process(hub: Hub, cache: Path) -> None
         await pulling
     assert family() == []
     assert DONE[0] not in left(cache)
+
+
+def shared(folder: Path, files: dict[str, bytes], commit: str = COMMIT) -> dict[str, bytes]:
+    """Write the cache of another program that has pulled files of org/tiny; return all that is in it."""
+    home = folder / "hf/hub/models--org--tiny"
+    for name, body in files.items():
+        blob = home / "blobs" / (sha256(body) if name.endswith(".gguf") else git_sha1(body))
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(body)
+        link = home / "snapshots" / commit / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"../../blobs/{blob.name}")
+    (home / "refs").mkdir()
+    (home / "refs/main").write_text(commit)
+    return everything(folder)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """Return all files of the other program's cache."""
+    return {str(path): path.read_bytes() for path in (folder / "hf").rglob("*") if path.is_file()}
+
+
+async def test_what_another_program_has_pulled_is_not_pulled_again(
+    hub: Hub, cache: Path, tmp_path: Path
+) -> None:
+    """It is checked and taken, also when it was pulled at another commit; there nothing changes."""
+    before = shared(tmp_path, {NAME: BODY}, "e" * 40)
+    heard = Heard()
+    found = await pulled(cache, heard=heard)
+    assert found.commit == COMMIT
+    assert found.path.read_bytes() == BODY
+    assert hub.gets(NAME) == []
+    assert "checking" in {each.stage for each in heard.all}
+    assert everything(tmp_path) == before
+
+
+async def test_what_another_program_has_and_is_damaged_is_pulled(
+    hub: Hub, cache: Path, tmp_path: Path
+) -> None:
+    """Its bytes are not what its checksum says: it stays where it is, and the right ones are got."""
+    shared(tmp_path, {NAME: BODY})
+    (blob,) = (tmp_path / "hf/hub/models--org--tiny/blobs").iterdir()
+    blob.write_bytes(bytes(len(BODY)))
+    assert (await pulled(cache)).path.read_bytes() == BODY
+    assert blob.read_bytes() == bytes(len(BODY))
+
+
+async def test_offline_what_another_program_has_pulled_serves(
+    hub: Hub, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word to the hub; a model of which some is missing there does not."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    index = b'{"weight_map": {"a": "model.safetensors", "b": "gone.safetensors"}}'
+    files = {"model.safetensors.index.json": index, "model.safetensors": b"x", "config.json": b"{}"}
+    shared(tmp_path, files)
+    with pytest.raises(LoadFailed, match="HF_HUB_OFFLINE is set"):
+        await pulled(cache)
+    shutil.rmtree(tmp_path / "hf")
+    shared(tmp_path, {NAME: BODY, "README.md": b"# tiny"})
+    assert (await pulled(cache)).path.read_bytes() == BODY
+    assert hub.asked == []
 
 
 async def test_what_nothing_stands_for_any_more_is_reclaimed(hub: Hub, cache: Path) -> None:

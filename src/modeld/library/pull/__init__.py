@@ -7,6 +7,6 @@
 A file that is in several of these folders takes its place once.
 
 `client` is what the daemon calls; it runs `python -m modeld.library.pull`, so that huggingface-hub is never
-imported by the daemon and stopping is certain. `hub` alone speaks with the hub, `transfer` gets one file, and
-`record` remembers.
+imported by the daemon and stopping is certain. `hub` alone speaks with the hub, `transfer` gets one file,
+`shared` takes what other programs have pulled, and `record` remembers.
 """

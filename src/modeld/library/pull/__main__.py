@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,8 +67,9 @@ def pull(
     told = Told()
     patience = Patience(limits, repo)
     told("listing", 0)
-    listing = patience.over(lambda: hub.listing(repo, limits.stall), lambda why: told("retrying", 0, why))
-    choice = _chosen(listing, glob, prefer)
+    listing, choice, asked = _meant(
+        repo, glob, prefer, lambda: hub.listing(repo, limits.stall), patience, told
+    )
     by_name = {file.name: file for file in listing.files}
     names = [file.name for file in (*choice.files, *((choice.projector,) if choice.projector else ()))]
     wanted = [
@@ -81,10 +82,16 @@ def pull(
     folder = record.place(cache, repo, listing.commit, choice.name)
     parts = record.home(cache, repo) / record.PARTS
     parts.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _clear(parts, listing)
+    if asked:
+        _clear(parts, listing)
     known = record.present(cache, repo)
     here = [_here(folder / file.name, file, known.get(file.etag or "")) for file in wanted]
     told.total = sum(file.size or 0 for file in wanted)
+    for number, file in enumerate(wanted):
+        if not here[number]:
+            here[number] = _taken(repo, file, folder / file.name, told)
+        told.before += file.size or 0
+    told.before = 0
     missing = sum(
         (file.size or 0) - _size(parts / (file.etag or ""))
         for file, there in zip(wanted, here, strict=True)
@@ -105,6 +112,43 @@ def pull(
         scratch,
     )
     _reclaim(before, {each.folder for each in record.all_of(cache, repo)})
+
+
+def _meant(
+    repo: str,
+    glob: str | None,
+    prefer: Sequence[str],
+    ask: Callable[[], Listing],
+    patience: Patience,
+    told: Told,
+) -> tuple[Listing, Choice, bool]:
+    """Return the files there are, those that are meant, and whether the hub says so.
+
+    When it cannot say, what other programs have pulled from there serves as well.
+    """
+    from modeld.library.pull import hub
+
+    try:
+        listing = patience.over(ask, lambda why: told("retrying", 0, why))
+    except Refused:
+        kept = hub.kept(repo)
+        if kept is not None:
+            with suppress(Refused):
+                return kept, _chosen(kept, glob, prefer), False
+        raise
+    return listing, _chosen(listing, glob, prefer), True
+
+
+def _taken(repo: str, file: HubFile, dest: Path, told: Told) -> bool:
+    """Return whether another program had pulled this file, and it could be taken from there."""
+    from modeld.library.pull import hub, shared
+
+    found = shared.blob(hub.shared_cache(), repo, file.etag or "", file.size or 0)
+    if found is None:
+        return False
+    told.file = file.name
+    make_private(dest.parent)
+    return shared.take(found, dest, file.etag or "", lambda done: told("checking", done))
 
 
 def _reclaim(before: Sequence[record.Pulled], kept: Set[Path]) -> None:

@@ -1,6 +1,7 @@
 """The hub, by way of huggingface-hub, which nothing else imports: a repository's files, and the bytes of one.
 
-The usual variables hold: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, and HF_HOME (for its token, not its cache).
+The usual variables hold: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_CACHE. What is in the last
+is taken from there, and nothing is written there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_session, get_token, hf_hub_url
@@ -23,6 +25,7 @@ from huggingface_hub.utils._headers import build_hf_headers
 from huggingface_hub.utils._http import hf_raise_for_status
 
 from modeld.library.fetch import without_credentials
+from modeld.library.pull import shared
 from modeld.library.pull.transfer import Passing
 from modeld.library.wheel import Refused
 
@@ -53,6 +56,20 @@ class Listing:
 def endpoint() -> str:
     """Return the hub's address, without a password."""
     return without_credentials(constants.ENDPOINT)
+
+
+def shared_cache() -> Path:
+    """Return the folder that other programs pull into."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def kept(repo: str) -> Listing | None:
+    """Return what other programs have pulled of a repository, for when the hub cannot be asked."""
+    found = shared.files(shared_cache(), repo)
+    if found is None:
+        return None
+    commit, files = found
+    return Listing(repo, commit, tuple(HubFile(name, *files[name]) for name in sorted(files)))
 
 
 def listing(repo: str, stall: float) -> Listing:
