@@ -49,8 +49,8 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run the tests of this folder on uvloop, those of whole lives on asyncio's loop too."""
-    # What is drawn from a seed has to go the same way each time: in virtual time.
-    if "test_traffic" in item.nodeid:
+    # What is drawn from a seed, or counts turns of the loop, has to go the same way each time.
+    if "test_traffic" in item.nodeid or "test_moments" in item.nodeid:
         return {"virtual": VirtualTimeLoop}
     # The daemon runs on uvloop. What starts and ends processes is tried on asyncio's own loop too.
     both = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
