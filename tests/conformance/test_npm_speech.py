@@ -28,20 +28,14 @@ async def daemon() -> AsyncIterator[Daemon]:
 
 
 async def test_formats(daemon: Daemon) -> None:
-    """The bytes are what their content type says."""
+    """The bytes are what their content type says; the other formats are read in Python's test."""
     found = await node.seen("speech.mjs", daemon.url, "formats")
     assert {form: seen["type"] for form, seen in found.items()} == {
         "mp3": "audio/mpeg",
-        "opus": "audio/ogg",
-        "aac": "audio/aac",
-        "flac": "audio/flac",
         "wav": "audio/wav",
         "pcm": "audio/pcm",
     }
     assert found["mp3"]["start"].startswith("\xff")
-    assert found["opus"]["start"] == "OggS"
-    assert found["aac"]["start"].startswith("\xff")
-    assert found["flac"]["start"] == "fLaC"
     assert found["wav"]["start"] == "RIFF"
     assert found["pcm"]["size"] == found["wav"]["size"] - 44
     assert found["wav"]["size"] > 0.5 * 48_000

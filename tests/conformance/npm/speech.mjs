@@ -9,7 +9,7 @@ const morning = { model: "kokoro", input: "Good morning.", voice: "alloy" };
 const scenarios = {
   async formats() {
     const seen = {};
-    for (const format of ["mp3", "opus", "aac", "flac", "wav", "pcm"]) {
+    for (const format of ["mp3", "wav", "pcm"]) {
       const answer = await client.audio.speech.create({ ...morning, response_format: format });
       const bytes = Buffer.from(await answer.arrayBuffer());
       seen[format] = { type: answer.headers.get("content-type"), start: bytes.subarray(0, 4).toString("latin1"), size: bytes.length };

@@ -359,10 +359,10 @@ async def test_a_check_that_cannot_be_started(tmp_path: Path) -> None:
 
 async def test_a_check_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A check that does not end is killed with whatever it started."""
-    monkeypatch.setattr(capabilities, "RUN_S", 1.0)
+    monkeypatch.setattr(capabilities, "RUN_S", 2.0)
     program = Program(tmp_path, FAMILY)
     found = Capabilities(clock=FakeClock(), command=program.command)
-    assert "did not end within 1 s" in (await found.all())["vllm"].detail
+    assert "did not end within 2 s" in (await found.all())["vllm"].detail
     for pid, *_ in program.runs:
         await _gone(int(pid))
 
