@@ -48,6 +48,7 @@ from modeld.jobs.batches.app import serving_jobs_and_batches
 from modeld.jobs.files.limits import FileLimits
 from modeld.jobs.limits import JobLimits
 from modeld.jobs.mass.routes import DESCRIBE
+from modeld.library import checksums
 from modeld.library.estimate import estimate_file
 from modeld.library.known import KnownFiles
 from modeld.library.listing import Listing
@@ -152,6 +153,7 @@ async def run(
         gateway = build_app(pool, _gateway_settings(config), metrics, clock)
         files = ModelFiles(pool.specs, KnownFiles(resolver, Listing(cache)), resolver.pulls)
         gateway[models.FILES], gateway[DESCRIBE] = files.of, files.properties
+        gateway[models.SUMS] = lambda entry: asyncio.to_thread(checksums.told, cache, entry)
         gateway[models_pull.WATCH] = files.watch
         metrics.watch_devices(lambda: _device_samples(pool))
         await stack.enter_async_context(pool)

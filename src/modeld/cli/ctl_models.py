@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ from modeld.errors import ModeldError, StartupError, UsageError
 
 if TYPE_CHECKING:
     from modeld.cli.fits import Fit
+    from modeld.library.checksums import Verified
     from modeld.library.entry import Entry
     from modeld.library.shelf import Brought
     from modeld.supervisor.observation import Limits
@@ -47,17 +48,31 @@ CACHE = click.option(
     type=click.Path(path_type=Path),
     help="Judge FITS by the memory limits of this file; the running daemon's by default.",
 )
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Read every file whole, and compare its sha256 with that it was pulled with, or had the last time.",
+)
 @AS_JSON
 @click.pass_obj
 def models(
-    client: AdminClient, path: tuple[Path, ...], cache_dir: Path | None, file: Path | None, as_json: bool
+    client: AdminClient,
+    path: tuple[Path, ...],
+    cache_dir: Path | None,
+    file: Path | None,
+    verify: bool,
+    as_json: bool,
 ) -> None:
     """Show the models in PATHs (files or folders), or in the cache: what they are, and if they fit here.
 
     Broken files are among them, with what is wrong. FITS is judged by what is free at this moment, or would
-    be without the running daemon's idle models. Ends with 1 when a file that is named is broken.
+    be without the running daemon's idle models. Ends with 1 when a file that is named is broken,
+    or one is not as it was.
     """
+    from msgspec.structs import replace
+
     from modeld.cli.fits import fit_of
+    from modeld.library import checksums
 
     daemon = _daemon(client)
     cache = _cache(daemon, cache_dir)
@@ -68,13 +83,24 @@ def models(
         return entries, await fit_of(entries, limits, daemon.models if daemon else ())
 
     entries, fits = asyncio.run(look())
-    listed = tuple(map(listed_of, entries, fits))
+    sums, damaged = [dict[str, str]() for _ in entries], False
+    if verify:
+        found = _verified(cache, entries)
+        sums, damaged = [each.sha256 for each in found], any(each.wrong for each in found)
+        entries = [
+            replace(entry, error="; ".join(each.wrong)) if each.wrong else entry
+            for entry, each in zip(entries, found, strict=True)
+        ]
+    elif as_json:
+        sums = [checksums.told(cache, entry) for entry in entries]
+    listed = tuple(map(listed_of, entries, fits, sums))
     if as_json:
         document_out(ListedModels(listed))
     else:
         line_out(page(listed, Screen.of(sys.stdout)) if listed else "no models")
     named = {os.path.abspath(each) for each in path}
-    if any(entry.error and entry.path in named and not os.path.isdir(entry.path) for entry in entries):
+    broken = any(entry.error and entry.path in named and not os.path.isdir(entry.path) for entry in entries)
+    if damaged or broken:
         click.get_current_context().exit(1)
 
 
@@ -223,6 +249,23 @@ def _real(path: str | Path) -> str:
 
 def _within(path: str, own: str) -> bool:
     return path == own or path.startswith(f"{own}{os.sep}")
+
+
+def _verified(cache: Path, entries: Sequence[Entry]) -> list[Verified]:
+    """Read the files of all models that are not broken; show how far it is on a terminal."""
+    from modeld.library import checksums
+
+    def each(hear: Callable[[int], None]) -> list[Verified]:
+        return [
+            checksums.Verified({}) if entry.error else checksums.verify(cache, entry, hear)
+            for entry in entries
+        ]
+
+    if not sys.stderr.isatty():
+        return each(lambda size: None)
+    total = sum(entry.size for entry in entries if not entry.error)
+    with click.progressbar(length=max(total, 1), label="reading", file=sys.stderr) as bar:
+        return each(bar.update)
 
 
 def _bring(cache: Path, entry: Entry, way: Literal["copy", "link"]) -> Brought:

@@ -29,7 +29,7 @@ class Listed(msgspec.Struct, frozen=True):
 
     `label` is what its file, or its folder, is called, `name` what it calls itself.
     `fits` is "yes", "not now", "no" or "-", `memory` what it would take, `why` what is in the way. A broken
-    one has an `error`.
+    one has an `error`. `sha256` is that of each file of which it is known, by name.
     """
 
     path: str
@@ -47,6 +47,7 @@ class Listed(msgspec.Struct, frozen=True):
     mmproj: tuple[str, ...]
     files: tuple[str, ...]
     missing: tuple[str, ...]
+    sha256: dict[str, str]
     fits: str
     memory: int
     why: str
@@ -59,7 +60,7 @@ class ListedModels(msgspec.Struct, frozen=True):
     models: tuple[Listed, ...]
 
 
-def listed_of(entry: Entry, fit: Fit) -> Listed:
+def listed_of(entry: Entry, fit: Fit, sha256: dict[str, str]) -> Listed:
     """Return what is shown of a model."""
     from modeld.library.shelf import label
 
@@ -80,6 +81,7 @@ def listed_of(entry: Entry, fit: Fit) -> Listed:
         mmproj=entry.mmproj,
         files=entry.files,
         missing=entry.missing,
+        sha256=sha256,
         fits=str(fit.fits),
         memory=fit.bytes,
         why=fit.why,
@@ -127,7 +129,10 @@ def _row(each: Listed) -> Row:
     does = ", ".join(each.capabilities) or (each.kind if each.kind != "model" else "")
     why = f"takes {memory(each.memory)}: {one_line(each.why)}" if each.why else ""
     name = f"“{one_line(each.name)}”" if each.name not in ("", each.label) else ""
-    return Row(cells, (does, why, one_line(each.path), name), COLOURS.get(fits))
+    sums = [f"sha256 {sum_}" for sum_ in each.sha256.values()]
+    if len(sums) > 1:
+        sums = [f"{file}: {sum_}" for file, sum_ in zip(each.sha256, sums, strict=True)]
+    return Row(cells, (does, why, one_line(each.path), name, *map(one_line, sums)), COLOURS.get(fits))
 
 
 def parameters(number: int | None) -> str:

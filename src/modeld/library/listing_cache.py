@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +12,7 @@ import msgspec
 
 from modeld import __version__
 from modeld.library.entry import Entry
+from modeld.library.keep import write_whole
 from modeld.library.walk import Found
 
 FORMAT = f"1 {__version__}"
@@ -87,20 +86,12 @@ class Cache:
             del self._rows[next(iter(self._rows))]
         if self._file is None:
             return
-        temporary = ""
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            content = msgspec.msgpack.encode(_Kept(FORMAT, self._rows))
-            handle, temporary = tempfile.mkstemp(prefix=f".{NAME}-", dir=self._file.parent)
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-            os.replace(temporary, self._file)
+            write_whole(self._file, msgspec.msgpack.encode(_Kept(FORMAT, self._rows)))
             status = self._file.stat()
             self._stamp = (status.st_mtime_ns, status.st_size)
         except (OSError, OverflowError) as error:
             _log.debug("the list of models cannot be kept", extra={"reason": str(error)})
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
     def below(self, root: str) -> list[str]:
         """Return the paths of all rows in a tree."""

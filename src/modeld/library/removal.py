@@ -91,7 +91,7 @@ def remove(cache: Path, entry: Entry) -> int:
         # The folder it really lies in: a link to a folder elsewhere is no way out.
         if not os.path.realpath(os.path.dirname(path)).startswith(f"{root}{os.sep}"):
             raise UsageError(f"{path} is not in modeld's cache {cache}: what lies elsewhere is its owner's")
-    repo = _repository(cache, entry.path)
+    repo = record.repository(cache, entry.path)
     with plainly(cache, entry.size), _undisturbed(cache, repo):
         freed = sum(_taken(path) for path in paths)
         _clear(cache, os.path.dirname(paths[0]))
@@ -109,12 +109,6 @@ def remove_begun(cache: Path, repo: str) -> int | None:
         return None
     with plainly(cache, 0), _undisturbed(cache, repo):
         return None if record.present(cache, repo) else _forget(cache, repo)
-
-
-def _repository(cache: Path, path: str) -> str:
-    """Return the repository that a file was pulled from; "" for another file."""
-    hub, *below = os.path.relpath(path, os.path.abspath(cache)).split(os.sep)
-    return "/".join(below[:2]) if hub == "hub" and len(below) > 2 else ""
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from modeld.gateway.families.models import FILES, card
+from modeld.gateway.families.models import FILES, SUMS, card
 from modeld.library.about import About
 from modeld.library.entry import Entry
 from modeld.library.metadata import Metadata
@@ -34,7 +34,11 @@ async def files(statuses: Sequence[Status]) -> dict[str, Entry]:
 async def test_cards_carry_the_file_s_facts_and_metadata_when_asked(serve: Serve) -> None:
     """In the list, under each name, and alone; a model without a file has nulls, and no path is told."""
     pool = FakePool.of(model("big", state=State.STOPPED, aliases=("b",)), model("none", state=State.STOPPED))
-    gateway = await serve(pool, {FILES: files})
+
+    async def sums(entry: Entry) -> dict[str, str]:
+        return {"m.gguf": "0" * 64} if entry is ENTRY else {}
+
+    gateway = await serve(pool, {FILES: files, SUMS: sums})
     _, body = await gateway.ask("GET", "/v1/models")
     facts = [
         tuple(card["modeld"][key] for key in ("parameters", "quantization", "size", "context_length"))
@@ -46,6 +50,7 @@ async def test_cards_carry_the_file_s_facts_and_metadata_when_asked(serve: Serve
     big, alias, none = (card["modeld"]["metadata"] for card in body["data"])
     assert big == alias
     assert (big["architecture"], big["about"]["keys"]) == ("llama", {"general.name": "m"})
+    assert big["sha256"] == {"m.gguf": "0" * 64}
     assert none is None
     assert "secret" not in str(body)
     _, alone = await gateway.ask("GET", "/v1/models/b?detail=1")

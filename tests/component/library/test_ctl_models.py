@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -190,6 +191,27 @@ async def test_a_broken_file_that_is_named_ends_with_1(ctl: Ctl, tmp_path: Path)
     broken = put(tmp_path / "all/m.gguf", b"no model")
     assert (await ctl("models", broken)).exit_code == 1
     assert (await ctl("models", broken.parent)).exit_code == 0
+
+
+async def test_files_are_read_whole_on_request(ctl: Ctl, tmp_path: Path) -> None:
+    """Each one's sha256 is shown, and known from then on; one that is not as it was is an error."""
+    path = put(tmp_path / "m.gguf")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    async def known() -> object:
+        return json.loads((await ctl("models", "--json", path)).stdout)["models"][0]["sha256"]
+
+    assert await known() == {}
+    result = await ctl("models", "--verify", path)
+    assert (result.exit_code, f"sha256 {sha256}" in result.stdout) == (0, True)
+    assert await known() == {"m.gguf": sha256}
+    times = os.stat(path)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    result = await ctl("models", "--verify", path)
+    assert result.exit_code == 1
+    assert "broken" in result.stdout
+    assert "is damaged: its sha256 is" in result.stdout
 
 
 async def test_a_pull_that_was_begun_is_removed_by_its_repository(ctl: Ctl) -> None:

@@ -22,9 +22,19 @@ FILES: web.AppKey[Files] = web.AppKey("model_files")
 that no file belongs to, are left out.
 """
 
+Sums: TypeAlias = Callable[[Entry], Awaitable[Mapping[str, str]]]
+SUMS: web.AppKey[Sums] = web.AppKey("model_sums")
+"""Where whoever knows them says the sha256 of a model's files, by their names."""
+
 
 def card(
-    status: Status, name: str, created: int, file: Entry | None = None, *, detail: bool = False
+    status: Status,
+    name: str,
+    created: int,
+    file: Entry | None = None,
+    *,
+    detail: bool = False,
+    sums: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return a model as OpenAI's object, with `modeld` beside it; unknown facts are null or empty.
 
@@ -32,7 +42,7 @@ def card(
     `footprint` is in bytes: what one replica takes, or is expected to. `replicas` counts those there are.
     `capabilities` and `context_length` (tokens) are those of the loaded model; before it is loaded, what its
     file says: the context is then what it was trained for. `parameters` counts weights, `size` is in bytes
-    on disk. With `detail` there is `metadata`, null when the file is not here.
+    on disk. With `detail` there is `metadata`, null when the file is not here; `sums` are for that.
     """
     facts = status.facts
     known = file.metadata if file else None
@@ -57,7 +67,7 @@ def card(
         "alias_of": None if name == status.served_name else status.served_name,
     }
     if detail:
-        ours["metadata"] = metadata(file) if file else None
+        ours["metadata"] = metadata(file, sums or {}) if file else None
     return {"id": name, "object": "model", "created": created, "owned_by": "modeld", "modeld": ours}
 
 
@@ -66,10 +76,11 @@ def _able(status: Status, file: Entry | None) -> tuple[str, ...]:
     return file.capabilities if file is not None and file.usecase == status.usecase else ()
 
 
-def metadata(file: Entry) -> dict[str, Any]:
+def metadata(file: Entry, sums: Mapping[str, str]) -> dict[str, Any]:
     """Return what a model's file says of itself; what is unknown is missing. Where it lies is not told.
 
-    `about` has the file's own keys under `keys`; a broken file has an `error`.
+    `about` has the file's own keys under `keys`; a broken file has an `error`; `sha256` those of the files of
+    which it is known, by name.
     """
     found: dict[str, Any] = {"format": file.format, "kind": file.kind, "files": len(file.files)}
     if file.error:
@@ -91,6 +102,8 @@ def metadata(file: Entry) -> dict[str, Any]:
         found |= {name: value for name, value in told.items() if value}
     if file.mmproj:
         found["mmproj"] = True
+    if sums:
+        found["sha256"] = dict(sums)
     if file.about is not None:
         found["about"] = msgspec.to_builtins(file.about)
     return found
@@ -103,8 +116,16 @@ async def list_models(request: web.Request) -> web.Response:
     at = routing.gateway_name(request, gateway.pool)
     statuses = [status for status in gateway.pool.statuses() if status.gateway == at]
     files = await files_of(request, statuses)
+    sums = await _sums_of(request, files) if detail else {}
     cards = [
-        card(status, name, gateway.created, files.get(status.name), detail=detail)
+        card(
+            status,
+            name,
+            gateway.created,
+            files.get(status.name),
+            detail=detail,
+            sums=sums.get(status.name),
+        )
         for status in statuses
         for name in (status.served_name, *status.aliases)
     ]
@@ -121,7 +142,8 @@ async def one(request: web.Request, name: str) -> web.Response:
     gateway, detail = request.app[routing.KEY], routing.flag(request, "detail")
     status = routing.find(gateway.pool, routing.gateway_name(request, gateway.pool), name)
     files = await files_of(request, (status,))
-    body = card(status, name, gateway.created, files.get(status.name), detail=detail)
+    sums = (await _sums_of(request, files)).get(status.name) if detail else None
+    body = card(status, name, gateway.created, files.get(status.name), detail=detail, sums=sums)
     return web.Response(body=dumps(body), content_type="application/json")
 
 
@@ -129,6 +151,11 @@ async def files_of(request: web.Request, statuses: Sequence[Status]) -> Mapping[
     """Return what is known of models' files, by `Status.name`."""
     look = request.app.get(FILES)
     return {} if look is None else await look(statuses)
+
+
+async def _sums_of(request: web.Request, files: Mapping[str, Entry]) -> dict[str, Mapping[str, str]]:
+    tell = request.app.get(SUMS)
+    return {} if tell is None else {name: await tell(file) for name, file in files.items()}
 
 
 def add_routes(app: web.Application) -> None:

@@ -61,6 +61,12 @@ def home(cache: Path, repo: str) -> Path:
     return cache / "hub" / repo
 
 
+def repository(cache: Path, path: str) -> str:
+    """Return the repository that a file was pulled from; "" for another file."""
+    hub, *below = os.path.relpath(path, os.path.abspath(cache)).split(os.sep)
+    return "/".join(below[:2]) if hub == "hub" and len(below) > 2 else ""
+
+
 def place(cache: Path, repo: str, commit: str, name: str) -> Path:
     """Return the folder of a model; `name` is that of its choice ("" for the whole repository)."""
     label = name.replace("/", "--") or "model"
