@@ -40,7 +40,9 @@ them run in one process, for a debugger say.
 """
 
 IN_PAIRS = ("-n", "auto", "--maxprocesses", "2", "--dist", "loadscope")
-"""The same for tests that give processes seconds to be gone: two at a time, however many cores there are."""
+"""The same for tests that have many processes, or large ones, of their own: two at a time, however many cores
+there are.
+"""
 
 NOTHING_COLLECTED = 5
 """pytest's exit code."""
@@ -105,7 +107,7 @@ def engines_heavy(session: nox.Session) -> None:
     npm_packages(session)
     python = str(heavy_environment(session) / "bin" / "python")
     where = () if any(arg.startswith("tests") for arg in session.posargs) else ("tests/engines_heavy",)
-    session.run(python, "-m", "pytest", *where, *session.posargs, external=True)
+    session.run(python, "-m", "pytest", *IN_PAIRS, *where, *session.posargs, external=True)
 
 
 @nox.session

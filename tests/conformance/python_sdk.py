@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ParsedChatCom
 
 T = TypeVar("T")
 
-OPTIONS: dict[str, Any] = {"max_retries": 0, "_strict_response_validation": True, "timeout": 120.0}
+OPTIONS: dict[str, Any] = {"max_retries": 0, "_strict_response_validation": True, "timeout": 600.0}
 """Of both clients; the timeout in seconds."""
 
 LENIENT = {"_strict_response_validation": False}

@@ -42,7 +42,7 @@ async def _answered(loader: str, usecase: str, model: Path, task: Task) -> list[
             await worker.load(spec, lambda stage, fraction: None)
             call = worker.call(task, "local")
             events: list[Event] = []
-            while (batch := await call.take(240)) is not None:
+            while (batch := await call.take(600)) is not None:
                 events += batch
             return events
         finally:

@@ -34,7 +34,7 @@ FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
 MAGIC = {"mp3": b"\xff", "opus": b"OggS", "aac": b"\xff", "flac": b"fLaC", "wav": b"RIFF"}
 CODEC = {"mp3": "mp3", "opus": "opus", "aac": "aac", "flac": "flac", "wav": "pcm_s16le"}
 PCM_BYTES_A_SECOND = 48_000
-PATIENCE = 120.0
+PATIENCE = 600.0
 SHORT = "Good morning."
 FIVE = (
     "The sun is going up now. The birds begin to sing. We walk along the river. The water is very cold. "

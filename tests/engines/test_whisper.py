@@ -38,7 +38,7 @@ from tests.harness.recordings import BROKEN, SENTENCE, SPOKEN, coded, spoken, to
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-PATIENCE = 180.0
+PATIENCE = 600.0
 """Seconds for one answer: a busy machine takes ten times as long as a quiet one."""
 
 CANCEL_S = 30.0

@@ -16,7 +16,7 @@ from modeld.protocol.tasks import Event, Task
 from modeld.supervisor.log_ring import LogRing
 from modeld.supervisor.worker import Worker
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 """Seconds for one answer: a busy machine takes ten times as long as a quiet one."""
 
 

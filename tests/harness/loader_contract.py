@@ -39,7 +39,7 @@ from tests.harness.loaded import Loaded, loaded, rest
 CANCEL_S = 30.0
 """Seconds in which a cancelled call is over, also on a busy machine; every `long` task takes far longer."""
 
-ENOUGH_S = 60.0
+ENOUGH_S = 90.0
 """Seconds in which short tasks are answered, also on a busy machine; every `long` task takes far longer."""
 
 MIB = 1024**2

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 NAMES = [model.name for model in DEMO_MODELS]
 SENTENCE = "The quick brown fox jumps over the lazy dog, and then it runs back to the house by the river."
 MOST_WRONG = 0.2
-PATIENCE = 240.0
+PATIENCE = 600.0
 """Seconds for a model to load, or to answer, on a busy machine."""
 
 
