@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from modeld.library import safetensors, template
 from modeld.library.about import About
 from modeld.library.metadata import Metadata
@@ -33,7 +35,10 @@ DESCRIBING = frozenset(
 """Files beside the weights that say what a folder is."""
 
 MOST_BYTES = 16 * 1024**2
-"""Of a file that describes a model, beyond which it is not read."""
+"""Of a list of weights, beyond which it is not read; the longest of today have 9 MB."""
+
+MOST_TEXT = 1024**2
+"""Of another file that describes a model."""
 
 _SPEECH = ("voices.bin", "lexicon", "vocos", "hifigan", "vocoder", "espeak-ng-data")
 _TRANSCRIPTION = ("encoder", "decoder", "joiner", "paraformer", "sense-voice", "ctc")
@@ -41,6 +46,12 @@ _EMBEDDERS = ("modules.json", "sentence_bert_config.json")
 _FRONT = re.compile(r"\A---\r?\n(.*?)\n---", re.DOTALL)
 _LICENCE = re.compile(r"^license(?:_name)?:[ \t]*[\"']?([\w.+-]{1,100})", re.MULTILINE)
 _LANGUAGE = re.compile(r"^language:[ \t]*(.*(?:\n[ \t]*-[ \t].*)*)", re.MULTILINE)
+
+
+class _Index(msgspec.Struct):
+    """Which file each tensor is in."""
+
+    weight_map: dict[str, str] = {}
 
 
 def describe(folder: Path, names: Collection[str]) -> tuple[Metadata, About, tuple[str, ...]]:
@@ -109,25 +120,20 @@ def _onnx(folder: Path, names: Collection[str]) -> tuple[Metadata, About]:
 
 
 def _missing(folder: Path, names: Collection[str]) -> tuple[str, ...]:
-    listed = _json(folder / INDEX).get("weight_map") if INDEX in names else None
-    wanted = (
-        {name for name in listed.values() if isinstance(name, str)} if isinstance(listed, dict) else set()
-    )
-    return tuple(sorted(wanted - set(names)))[:1000]
+    try:
+        with (folder / INDEX).open("rb") as stream:
+            wanted = msgspec.json.decode(stream.read(MOST_BYTES), type=_Index).weight_map.values()
+    except (OSError, ValueError, RecursionError):
+        return ()
+    return tuple(sorted(set(wanted) - set(names)))[:1000]
 
 
 def _template(folder: Path) -> Template | None:
     texts = [_text(folder / "chat_template.jinja")]
-    said = _json(folder / "tokenizer_config.json").get("chat_template")
-    named: list[str] = []
-    for each in said if isinstance(said, list) else [said]:
-        if isinstance(each, dict) and isinstance(each.get("template"), str):
-            named.append(str(each.get("name", "")))
-            texts.append(each["template"])
-        elif isinstance(each, str):
-            texts.append(each)
-    texts = [text for text in texts if text]
-    return template.read(texts, tuple(sorted(set(named) - {"default"}))) if texts else None
+    said = template.of_tokenizer(folder)
+    texts = [text for text in (*texts, *(text for _, text in said)) if text]
+    named = {name for name, _ in said} - {"", "default"}
+    return template.read(texts, tuple(sorted(named))) if texts else None
 
 
 def _card(path: Path) -> tuple[str, tuple[str, ...]]:
@@ -148,7 +154,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _text(path: Path, most: int = MOST_BYTES) -> str:
+def _text(path: Path, most: int = MOST_TEXT) -> str:
     """Return a file's text, or as much as is read of it; nothing for one that cannot be read."""
     try:
         with path.open("rb") as stream:

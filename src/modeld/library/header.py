@@ -139,6 +139,8 @@ class _Reader(WordLists):
         self._at = 8
         if version == 1:
             raise Refused("is GGUF version 1, which engines no longer read; get or make a newer file")
+        if not version:
+            raise damaged("its version is 0")
         if version not in (2, 3):
             if int.from_bytes(self._data[4:8], "big") in (1, 2, 3):
                 raise Refused("is big-endian, made for machines such as s390x; get the little-endian file")

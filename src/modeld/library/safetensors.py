@@ -12,19 +12,23 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from modeld.errors import LoadFailed
+from modeld.library import template
 from modeld.library.about import IMAGE_TENSORS, About
 from modeld.library.metadata import Layer, Metadata
 
 LONGEST_HEADER = 100 * 1024**2
 """Bytes of a header; the format's own limit."""
 
-MOST_READ = 16 * 1024**2
-"""Bytes of a header, or of a JSON file, that is read; a file with a longer one is known by its size."""
+MOST_READ = 4 * 1024**2
+"""Bytes of a header that is read, twice the longest of today; with a longer one only the size is known."""
+
+MOST_CONFIG = 1024**2
+"""Bytes of a config.json that are read."""
 
 MOST_IN_BYTE = 4
 """Numbers in a byte: today's densest types have two."""
@@ -33,10 +37,16 @@ MOST_LAYERS = 4096
 """Layers beyond which a config.json is not believed."""
 
 
-class _Tensor(msgspec.Struct):
+_Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+_Shape: TypeAlias = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=16)]
+_Offset: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+# Bounded, for the product of many large numbers takes for ever.
+
+
+class _Tensor(msgspec.Struct, gc=False):
     dtype: str
-    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
-    data_offsets: tuple[int, int]
+    shape: _Shape
+    data_offsets: tuple[_Offset, _Offset]
 
 
 def describe(path: Path, files: Sequence[Path]) -> Metadata:
@@ -196,15 +206,13 @@ def _number(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _has_template(folder: Path) -> bool:
-    return (folder / "chat_template.jinja").is_file() or bool(
-        _json(folder / "tokenizer_config.json").get("chat_template")
-    )
+    return (folder / "chat_template.jinja").is_file() or bool(template.of_tokenizer(folder))
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
-            found = json.loads(stream.read(MOST_READ))
+            found = json.loads(stream.read(MOST_CONFIG))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,6 +26,22 @@ _THOUGHTS = (
 """What templates of models that think hold, in lower case: their marks, or the names that thoughts have."""
 
 _KEY = "tokenizer.chat_template"
+
+
+TOKENIZER = "tokenizer_config.json"
+MOST_BYTES = 16 * 1024**2
+"""Of a tokenizer's configuration, beyond which it is not read."""
+
+
+class _Named(msgspec.Struct):
+    name: str = ""
+    template: str = ""
+
+
+class _Tokenizer(msgspec.Struct):
+    """Of a tokenizer's configuration, which may be long, only this is kept."""
+
+    chat_template: str | list[_Named | str] | None = None
 
 
 class Template(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,6 +71,18 @@ def template_of(keys: Mapping[str, Any], lengths: Mapping[str, int]) -> Template
             return None
         main = ""
     return read([main, *named.values()], tuple(sorted(named)))
+
+
+def of_tokenizer(folder: Path) -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the templates in a folder's tokenizer_config.json; () without one."""
+    try:
+        with (folder / TOKENIZER).open("rb") as stream:
+            found = msgspec.json.decode(stream.read(MOST_BYTES), type=_Tokenizer).chat_template
+    except (OSError, ValueError, RecursionError):
+        return ()
+    each = [found] if isinstance(found, str) else found or []
+    pairs = (("", one) if isinstance(one, str) else (one.name, one.template) for one in each)
+    return tuple((name, text) for name, text in pairs if text)
 
 
 def read(texts: list[str], named: tuple[str, ...] = ()) -> Template:

@@ -115,7 +115,7 @@ async def test_a_file_that_is_always_damaged_is_refused(hub: Hub, cache: Path) -
     words = f"its sha256 is {hashlib.sha256(wrong).hexdigest()}, expected {hashlib.sha256(BODY).hexdigest()}"
     with pytest.raises(LoadFailed, match=words) as caught:
         await pulled(cache)
-    assert not caught.value.permanent
+    assert caught.value.permanent, "or all of it is got again and again"
     assert left(cache) == []
 
 

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from modeld.errors import LoadFailed
+from modeld.library import safetensors
 from modeld.library.metadata import Layer
-from modeld.library.safetensors import describe, weights_in
+from modeld.library.safetensors import about, describe, weights_in
 
 
 def write(path: Path, *tensors: tuple[str, str, list[int], int], cut: int = 0) -> Path:
@@ -97,6 +103,64 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
     ) as caught:
         describe(path, [path])
     assert caught.value.permanent
+
+
+def only_told(path: Path, content: bytes) -> bool:
+    """Return whether a file is read; anything but a refusal in words comes through."""
+    path.write_bytes(content)
+    try:
+        msgspec.json.encode((describe(path, [path]), about(path)))
+    except LoadFailed:
+        return False
+    return True
+
+
+def test_a_header_cut_short_anywhere_is_told(tmp_path: Path) -> None:
+    """Wherever the file ends before its tensors do."""
+    content = write(
+        tmp_path / "m.safetensors", ("a", "F32", [10], 40), ("b", "BF16", [2, 5], 20)
+    ).read_bytes()
+    assert only_told(tmp_path / "m.safetensors", content)
+    assert not any(only_told(tmp_path / "m.safetensors", content[:end]) for end in range(len(content)))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_header_damaged_anywhere_is_read_or_told(tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever bytes are changed, there is metadata that can be written down, or a refusal."""
+    content = bytearray(write(tmp_path / "m.safetensors", ("a", "F32", [10], 40)).read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=6))
+    only_told(tmp_path / "m.safetensors", bytes(content))
+
+
+@pytest.mark.parametrize(
+    "shape", ["9007199254740991," * 200_000 + "1", "1" * 4000, "-1", "0.5", "[" * 100_000, '"x"', "null"]
+)
+def test_absurd_shapes_are_told(tmp_path: Path, shape: str) -> None:
+    """Nothing is worked out of them: the product of many large numbers takes for ever."""
+    header = f'{{"a": {{"dtype": "F32", "shape": [{shape}], "data_offsets": [0, 0]}}}}'.encode()
+    assert not only_told(tmp_path / "m.safetensors", len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize("size", [safetensors.MOST_READ, 8 * safetensors.MOST_READ])
+def test_reading_a_header_takes_bounded_memory(tmp_path: Path, size: int) -> None:
+    """One that is too long is not read, and one as long as it may be takes a few times that."""
+    one = b'"%07d": {"dtype": "F32", "shape": [], "data_offsets": [0, 0]},'
+    count = safetensors.MOST_READ // len(one % 0) - 10
+    header = b"{" + b"".join(one % at for at in range(count)) + b'"z": {}}'
+    path = tmp_path / "m.safetensors"
+    header = header.ljust(size)
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    tracemalloc.start()
+    try:
+        with suppress(LoadFailed):
+            describe(path, [path])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * safetensors.MOST_READ
 
 
 def test_a_file_cut_short_is_told_with_the_numbers(tmp_path: Path) -> None:

@@ -118,8 +118,7 @@ def get(part: Path, dest: Path, size: int, etag: str, patience: Patience, open_a
             kind = "sha256" if len(etag) == 64 else "git checksum"
             raise Refused(
                 f"{dest.name} arrives damaged: its {kind} is {digest}, expected {etag}, twice over; nothing "
-                "of it was kept; try again later, or another mirror (HF_ENDPOINT)",
-                permanent=False,
+                "of it was kept; try again later, or another mirror (HF_ENDPOINT)"
             )
         damaged = digest
         tell("retrying", 0, f"{dest.name} arrived damaged, all of it is got again")
