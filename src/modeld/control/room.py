@@ -1,6 +1,8 @@
 """Carrying out changes to the running daemon's models.
 
-One change at a time. What a change has begun goes on when its caller leaves. The effective configuration (the
+One change at a time, up to the point where its models are on their way: what a change adds may be fetched for
+hours, and meanwhile it can be removed and others be changed. What a change has begun goes on when its caller
+leaves. The effective configuration (the
 models there are, as they were written) is kept in the store with each change, so that the next start and
 `reconcile` without a file know it. Models from the daemon's own file and models added since are told apart:
 a reload, like a restart, gives the file's models and those that were added.
@@ -112,7 +114,9 @@ class Control:
         return (await self._worked_out(change)).plan
 
     async def apply(self, change: Change) -> ChangeResult:
-        """Carry a change out, after those under way. Raises as `plan` does, and then nothing has changed.
+        """Carry a change out, after those under way; returns when what it adds is up, or will not be.
+
+        Raises as `plan` does, and then nothing has changed.
 
         Cancelling the caller stops the waiting and never the change itself.
         """
@@ -180,9 +184,12 @@ class Control:
             await self._save()
             outcomes = await self._carry_out(goal, change.strategy or self._config.replace_strategy)
             await self._keep_old(goal, before)
-            done = all(outcome.ok for outcome in outcomes)
-            self._counted(change.kind, "ok" if done else "partial")
-            return ChangeResult(goal.plan, outcomes)
+        refused = {outcome.name for outcome in outcomes}
+        begun = (name for name in (*goal.plan.adds, *goal.wakes) if name not in refused)
+        outcomes = (*outcomes, *await _each(self._come_up, begun))
+        done = all(outcome.ok for outcome in outcomes)
+        self._counted(change.kind, "ok" if done else "partial")
+        return ChangeResult(goal.plan, outcomes)
 
     async def _keep_old(self, goal: Goal, before: Mapping[str, Wanted]) -> None:
         """Record the old models that serve on because the new ones did not come up."""
@@ -198,11 +205,12 @@ class Control:
     async def _carry_out(
         self, goal: Goal, strategy: Literal["blue_green", "stop_start"]
     ) -> tuple[Outcome, ...]:
-        """Do what is planned.
+        """Do what is planned; models that are added or woken are on their way then.
 
-        Models that are replaced come after those removed, whose room they find, and before those added, which
-        take none that lets an old worker serve until the new one is ready. Where nothing is replaced, added
-        models need not wait for the open requests of removed ones: one of them may be the other, renamed.
+        Returns what became of the others, and of those that cannot be begun. Models that are replaced come
+        after those removed, whose room they find, and before those added, which take none that lets an old
+        worker serve until the new one is ready. Where nothing is replaced, added models need not wait for the
+        open requests of removed ones: one of them may be the other, renamed.
         """
         specs = specs_of(goal.wanted, goal.config)
         pool = self._pool
@@ -220,11 +228,11 @@ class Control:
 
         async def add(name: str) -> Outcome:
             pool.add(specs[name])
-            return await self._come_up(name)
+            return Outcome(name, True, "")
 
         async def wake(name: str) -> Outcome:
             pool.wake(name)
-            return await self._come_up(name)
+            return Outcome(name, True, "")
 
         replaces = [replacement.name for replacement in goal.plan.replaces]
         adds = goal.plan.adds
@@ -233,14 +241,14 @@ class Control:
             removing = group.create_task(_each(remove, goal.plan.removes))
             adding = group.create_task(_each(add, early))
         replaced = await _each(replace, replaces)
-        added = adding.result() + await _each(add, late)
-        woken = await _each(wake, goal.wakes)
-        return (*removing.result(), *replaced, *added, *woken)
+        begun = adding.result() + await _each(add, late) + await _each(wake, goal.wakes)
+        return (*removing.result(), *replaced, *(outcome for outcome in begun if not outcome.ok))
 
     async def _come_up(self, name: str) -> Outcome:
         status = await self._pool.came_up(name)
         words = f"{status.state}: {status.message}" if status.message else str(status.state)
-        return Outcome(name, status.state is not State.FAILED, words)
+        # Another change may have taken it out again.
+        return Outcome(name, status.state is not State.FAILED and status.cause != "removed", words)
 
     def _down(self) -> frozenset[str]:
         """Return the models that are not up though their settings say that they are."""

@@ -222,6 +222,26 @@ async def test_a_file_that_is_wrong_changes_nothing(
         assert errors[0].startswith("SIGHUP: the models stay as they are: ")
 
 
+async def test_what_a_change_has_begun_holds_up_no_other(rooms: Rooms) -> None:
+    """While an added model is on its way for ever, others come, and it goes; whoever added it is told."""
+    workers = Workers(quick=True)
+    workers.gates["slow"] = asyncio.Event()
+    async with rooms(fake("a"), workers=workers) as room:
+        adding = asyncio.create_task(room.control.apply(room.change("add", fake("slow"))))
+        async with asyncio.timeout(WAIT_S):
+            while "slow" not in room.pids():
+                await asyncio.sleep(0)
+        await room.state(State.LOADING, "slow")
+        assert told((await room.do("add", fake("b"))).outcomes)["b"][0]
+        assert told((await room.do("remove", names=("slow",))).outcomes) == {"slow": (True, "removed")}
+        async with asyncio.timeout(WAIT_S):
+            (outcome,) = (await adding).outcomes
+        assert (outcome.name, outcome.ok) == ("slow", False)
+        assert "it was removed from the configuration" in outcome.message
+        assert sorted(room.pids()) == ["a", "b"]
+        assert sorted(room.counted) == [("add", "ok"), ("add", "partial"), ("remove", "ok")]
+
+
 async def test_there_is_nothing_to_reload_without_a_file(rooms: Rooms) -> None:
     """A daemon without a file of its own says so, and its plans speak of no file."""
     async with rooms(fake("a"), own_file=False) as room:
