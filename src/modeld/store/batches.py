@@ -8,7 +8,7 @@ import msgspec
 
 from modeld.store import files as stored_files
 from modeld.store import tokens
-from modeld.store.db import Database
+from modeld.store.db import Block, Database
 from modeld.store.files import StoredFile
 from modeld.store.tokens import Token
 
@@ -45,19 +45,7 @@ class Batches:
 
     async def add(self, batch: StoredBatch, token: Token | None = None) -> BatchAdded:
         """Take a batch in, and say what became of it: one with a token that was used is not stored again."""
-        async with self._db.write() as transaction:
-            if token is not None and (
-                known := await tokens.known(
-                    transaction, "batch", batch.identity, token.name, self._db.clock.time()
-                )
-            ):
-                [row] = await transaction.fetch(f"SELECT {_BATCH} FROM batch WHERE key = ?", (known.key,))
-                return BatchAdded(StoredBatch(*row), new=False, conflict=known.digest != token.digest)
-            await transaction.execute(
-                f"INSERT INTO batch ({_BATCH}, token, digest) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*msgspec.structs.astuple(batch), token and token.name, token and token.digest),
-            )
-            return BatchAdded(batch)
+        return await self._db.transact(_add, batch, token, self._db.clock.time())
 
     async def withdraw(self, id: str) -> None:
         """Forget a batch that nobody knows of yet."""
@@ -113,3 +101,14 @@ class Batches:
     async def sweep(self, now: float) -> int:
         """Forget batches whose time is over."""
         return await self._db.execute("DELETE FROM batch WHERE expires <= ?", (now,))
+
+
+def _add(block: Block, batch: StoredBatch, token: Token | None, now: float) -> BatchAdded:
+    if token is not None and (known := tokens.known(block, "batch", batch.identity, token.name, now)):
+        [row] = block.fetch(f"SELECT {_BATCH} FROM batch WHERE key = ?", (known.key,))
+        return BatchAdded(StoredBatch(*row), new=False, conflict=known.digest != token.digest)
+    block.execute(
+        f"INSERT INTO batch ({_BATCH}, token, digest) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*msgspec.structs.astuple(batch), token and token.name, token and token.digest),
+    )
+    return BatchAdded(batch)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from modeld.store import tokens
-from modeld.store.db import Database, Transaction
+from modeld.store.db import Block, Database, Transaction
 from modeld.store.tokens import Token
 
 _FILE = "id, identity, purpose, filename, bytes, sha256, created, expires"
@@ -55,25 +55,7 @@ class Files:
         It is not stored when its owner has used the token before, nor when all of theirs would have more
         than `most` bytes with it.
         """
-        async with self._db.write() as transaction:
-            if token is not None and (
-                known := await tokens.known(
-                    transaction, "file", file.identity, token.name, self._db.clock.time()
-                )
-            ):
-                [row] = await transaction.fetch(f"SELECT {_FILE} FROM file WHERE key = ?", (known.key,))
-                return FileAdded(StoredFile(*row), new=False, conflict=known.digest != token.digest)
-            [[held]] = await transaction.fetch(
-                "SELECT coalesce(sum(bytes), 0) FROM file WHERE identity = ?", (file.identity,)
-            )
-            if held + file.bytes > most:
-                return FileAdded(file, new=False, held=int(held))
-            await insert(transaction, [file])
-            if token is not None:
-                await transaction.execute(
-                    "UPDATE file SET token = ?, digest = ? WHERE id = ?", (token.name, token.digest, file.id)
-                )
-            return FileAdded(file)
+        return await self._db.transact(_add, file, most, token, self._db.clock.time())
 
     async def get(self, identity: str, id: str) -> StoredFile | None:
         """Return a file; None when it is unknown, expired or another's."""
@@ -133,6 +115,20 @@ class Files:
     async def ids(self) -> set[str]:
         """Return the ids of all files."""
         return {id for (id,) in await self._db.fetch("SELECT id FROM file")}
+
+
+def _add(block: Block, file: StoredFile, most: int, token: Token | None, now: float) -> FileAdded:
+    if token is not None and (known := tokens.known(block, "file", file.identity, token.name, now)):
+        [row] = block.fetch(f"SELECT {_FILE} FROM file WHERE key = ?", (known.key,))
+        return FileAdded(StoredFile(*row), new=False, conflict=known.digest != token.digest)
+    [[held]] = block.fetch("SELECT coalesce(sum(bytes), 0) FROM file WHERE identity = ?", (file.identity,))
+    if held + file.bytes > most:
+        return FileAdded(file, new=False, held=int(held))
+    block.execute(
+        f"INSERT INTO file ({_FILE}, token, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*msgspec.structs.astuple(file), token and token.name, token and token.digest),
+    )
+    return FileAdded(file)
 
 
 async def insert(transaction: Transaction, files: Iterable[StoredFile]) -> None:

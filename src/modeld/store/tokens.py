@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from modeld.store.db import Transaction
+from modeld.store.db import Block
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -24,15 +24,15 @@ class Known(msgspec.Struct, frozen=True):
     digest: bytes | None
 
 
-async def known(
-    transaction: Transaction, table: Literal["job", "file", "batch"], identity: str, name: str, now: float
+def known(
+    block: Block, table: Literal["job", "file", "batch"], identity: str, name: str, now: float
 ) -> Known | None:
     """Return what a caller's name stands for; a name of something that has expired is free again."""
-    rows = await transaction.fetch(
+    rows = block.fetch(
         f"SELECT id, key, digest, expires FROM {table} WHERE identity = ? AND token = ?", (identity, name)
     )
     for id, key, digest, expires in rows:
         if expires is None or expires > now:
             return Known(id, key, digest)
-        await transaction.execute(f"UPDATE {table} SET token = NULL WHERE key = ?", (key,))
+        block.execute(f"UPDATE {table} SET token = NULL WHERE key = ?", (key,))
     return None
