@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
 RESPOND = "/v1/responses"
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -58,7 +58,7 @@ async def test_every_line_is_answered_once_and_in_order_however_often_the_daemon
             daemon.process.kill()
             await daemon.process.wait()
     async with running(short_dir, config) as daemon, client(daemon) as api:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(180):
             while (batch := await api.batches.retrieve(id)).status != "completed":
                 assert batch.status in ("validating", "in_progress", "finalizing"), batch
                 await asyncio.sleep(0.02)
