@@ -49,6 +49,10 @@ NOT_RUNNING: dict[str, Any] = {"run_id": None, "pid": None, "bytes_used": 0, "de
 """What a status says of a worker that is gone; it goes with the move, so that no READY ever lacks a pid."""
 
 
+FETCHES = 2
+"""How often files are sought in a row: whoever gets them has tried for minutes when it gives up."""
+
+
 class Owner(Protocol):
     """The deployment, as its replicas see it."""
 
@@ -91,6 +95,10 @@ class _Crashed(WorkerDied):
     """A replica that was READY lost its worker; the crash has been remembered."""
 
 
+class _NotFetched(LoadFailed):
+    """The model's files could not be got; another time they may be."""
+
+
 class _OutOfMemory(LoadFailed):
     """A load ran out of memory."""
 
@@ -123,6 +131,7 @@ class Replica:
         self._recheck = asyncio.Event()
         self._worker: Worker | None = None
         self._python = ""
+        self._unfetched = 0
         self._crashes: tuple[restart.Crash, ...] = ()
         self.status = ReplicaStatus(State.STOPPED, "start", "not loaded yet", world.clock.time())
 
@@ -283,7 +292,7 @@ class Replica:
             await self._until_engine_is_there()
             path = Path()
             if spec.reference is not None:
-                path = await self._intent.unless_changed(self._world.resolve(spec.reference, self._fetching))
+                path = await self._found(spec.reference)
             self.size = size = await self._intent.unless_changed(
                 self._sized(spec, path if spec.reference is not None else None)
             )
@@ -412,6 +421,18 @@ class Replica:
             await worker.stop(0.0)
             self._worker = None
 
+    async def _found(self, reference: str) -> Path:
+        """Return where the model's files are, once they are here."""
+        try:
+            path = await self._intent.unless_changed(self._world.resolve(reference, self._fetching))
+        except LoadFailed as error:
+            if error.permanent:
+                raise
+            self._unfetched += 1
+            raise _NotFetched(str(error), code=error.code) from error
+        self._unfetched = 0
+        return path
+
     async def _load(self, worker: Worker, spec: ModelSpec, path: Path, folder: Path, lease: Lease) -> Facts:
         load = LoadSpec(
             name=spec.served_name,
@@ -482,6 +503,10 @@ class Replica:
         if permanent:
             self._fail(error.code, message)
             return
+        if isinstance(error, _NotFetched) and self._unfetched >= FETCHES:
+            self._unfetched = 0
+            self._fail(error.code, message)
+            return
         verdict = restart.decide(
             self._world.policy, self._crashes, self._world.clock.monotonic(), self._world.chance()
         )
@@ -489,7 +514,10 @@ class Replica:
             self._fail("crash_loop", f"{verdict.reason}; the last one: {message}")
             return
         self.restarts += 1
-        self._move(State.BACKOFF, "crashed", f"{message}\n{verdict.reason}", **NOT_RUNNING)
+        reason = verdict.reason
+        if isinstance(error, _NotFetched):
+            reason = f"next try in {verdict.delay_s:.1f} s"
+        self._move(State.BACKOFF, "crashed", f"{message}\n{reason}", **NOT_RUNNING)
         with contextlib.suppress(ChangedMind):
             await self._intent.unless_changed(asyncio.sleep(verdict.delay_s))
         if self._intent.changed:  # maybe in the moment in which the delay ended

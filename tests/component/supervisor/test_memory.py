@@ -153,6 +153,25 @@ async def test_files_that_cannot_be_had_fail_the_model_with_the_resolvers_words(
         assert held(pool) == {}
 
 
+async def test_files_that_cannot_be_had_now_are_sought_once_more(pools: Pools) -> None:
+    """A passing failure is repeated once, and is no crash; then it is for whoever wants the model to ask."""
+    asked = 0
+
+    async def resolve(reference: str, report: Callable[[str, float | None], None]) -> Path:
+        nonlocal asked
+        asked += 1
+        raise LoadFailed("the hub answers 500", code="hub_failed")
+
+    async with pools(spec(reference="hub/model"), resolve=resolve) as pool:
+        for times in (1, 2):
+            status = await until(pool, State.FAILED)
+            assert (asked, status.cause, status.message) == (2 * times, "hub_failed", "the hub answers 500")
+            with pytest.raises(ModelFailed, match="the hub answers 500"):
+                await pool.load("m")
+        said = [event.message for event in pool.feed.recent() if event.state == "backoff"]
+        assert [line.partition("\n")[2].partition(" in ")[0] for line in said] == ["next try"] * 3
+
+
 async def test_memory_of_other_programs_refuses_at_once_with_the_numbers(pools: Pools) -> None:
     """A model on demand that other programs leave no room for is refused with that; it loads when they go."""
     probe = FakeProbe(20 * GIB)
