@@ -16,4 +16,4 @@ async def test_every_item_of_a_real_batch_ends_once_and_in_order_however_often_t
 ) -> None:
     """Two hundred chats of a few tokens, and kill -9 at random points of them."""
     model = llama("m", demo_gguf, parallel=2, n_ctx=256)
-    await survives(short_dir, model, count=200, tokens=3, kills=3, slots=2, within=240.0)
+    await survives(short_dir, model, count=200, tokens=3, kills=3, slots=2, within=480.0)
