@@ -18,7 +18,14 @@ from modeld.protocol.llama import OWN_CONTEXT_BATCH
 from modeld.protocol.messages import LoadSpec
 from modeld.worker.loaders.llama_server.client import Client, EngineFault, TooLong, _fault
 from modeld.worker.loaders.llama_server.command import command
-from modeld.worker.loaders.llama_server.embedding import BATCH_INPUTS, BATCH_SIZE, batches, embedded, weight
+from modeld.worker.loaders.llama_server.embedding import (
+    BATCH_INPUTS,
+    BATCH_SIZE,
+    batches,
+    embedded,
+    too_long,
+    weight,
+)
 from modeld.worker.loaders.llama_server.pooling import KINDS, check_use, own_pooling
 
 
@@ -239,3 +246,11 @@ def test_both_ways_of_the_engine_to_say_too_long_are_the_callers_fault() -> None
         assert isinstance(error, TooLong)
         assert isinstance(error, BadRequest)
         assert (error.given, error.limit) == (702, 512)
+
+
+@pytest.mark.parametrize(("context", "told"), [(None, 2048), (512, 512), (4096, 2048)])
+def test_the_limit_told_is_the_one_that_holds(context: int | None, told: int) -> None:
+    """The engine may refuse for its batch what the model's context is too small for."""
+    error = too_long("input[1]", TooLong(5002, 2048), context)
+    assert f"input[1] has 5002 tokens, this model takes at most {told};" in str(error)
+    assert (error.code, error.param) == ("context_length_exceeded", "input[1]")

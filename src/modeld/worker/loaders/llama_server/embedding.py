@@ -140,6 +140,7 @@ class EmbeddingModel:
         """Do all items in batches; return the tokens read. Raises BadRequest that names a too long one."""
         # For each call its own: the engine takes turns between calls, a queue in here would not.
         slots = asyncio.Semaphore(self.facts.slots)
+        limit = self.facts.context_length
 
         async def one(first: int, part: Sequence[Item]) -> int:
             async with slots:
@@ -147,14 +148,14 @@ class EmbeddingModel:
                     return await work(first, part)
                 except TooLong as refused:
                     if len(part) == 1:
-                        raise too_long(f"{param}[{first}]", refused) from None
+                        raise too_long(f"{param}[{first}]", refused, limit) from None
                 # The engine does not say which one is too long; alone, it is refused by itself.
                 used = 0
                 for at, item in enumerate(part, first):
                     try:
                         used += await work(at, [item])
                     except TooLong as refused:
-                        raise too_long(f"{param}[{at}]", refused) from None
+                        raise too_long(f"{param}[{at}]", refused, limit) from None
                 return used
 
         try:
@@ -234,10 +235,14 @@ def _cut(data: bytes, dimensions: int | None) -> bytes:
     return _native(numbers).tobytes()
 
 
-def too_long(param: str, refused: TooLong) -> BadRequest:
-    """Return the error for one input over the model's context."""
+def too_long(param: str, refused: TooLong, context: int | None = None) -> BadRequest:
+    """Return the error for one input over the model's context.
+
+    The engine names the size of its batch where that is what an input meets first; `context` may be less.
+    """
+    limit = min(refused.limit, context or refused.limit)
     return BadRequest(
-        f"{param} has {refused.given} tokens, this model takes at most {refused.limit}; split it, "
+        f"{param} has {refused.given} tokens, this model takes at most {limit}; split it, "
         "or raise n_ctx if the model was trained for more",
         code="context_length_exceeded",
         param=param,
