@@ -34,15 +34,21 @@ test model is made of.
 PINS = ROOT / "src" / "modeld" / "engines" / "pins.py"
 
 NPM = ROOT / "tests" / "conformance" / "npm"
-SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadscope")
-"""For pytest: tests run in a process for each core, those of a module or class in the same one. `-- -n 0` has
-them run in one process, for a debugger say.
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "worksteal")
+"""For pytest: tests run in a process for each core, and one that has done its share takes from another's.
+`-- -n 0` has them run in one process, for a debugger say.
 """
 
-IN_PAIRS = ("-n", "auto", "--maxprocesses", "2", "--dist", "loadscope")
-"""The same for tests that have many processes, or large ones, of their own: two at a time, however many cores
-there are.
+ENGINES_SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadscope")
+"""The same where an engine serves all tests of a module or class: those run in one process."""
+
+IN_THREES = ("-n", "3", "--dist", "worksteal")
+"""For tests that start daemons and wait for them most of the time: three at a time, however many cores there
+are.
 """
+
+IN_PAIRS = ("-n", "2", "--dist", "loadscope")
+"""For engines that are large, and keep one core busy each."""
 
 NOTHING_COLLECTED = 5
 """pytest's exit code."""
@@ -83,13 +89,13 @@ def component(session: nox.Session) -> None:
 @nox.session
 def integration(session: nox.Session) -> None:
     """The daemon as a process, with a real engine and the demo model."""
-    pytest(session, "tests/integration", how=IN_PAIRS)
+    pytest(session, "tests/integration", how=IN_THREES)
 
 
 @nox.session
 def faults(session: nox.Session) -> None:
     """Kills, hangs, bad input, full queues."""
-    pytest(session, "tests/faults", how=IN_PAIRS)
+    pytest(session, "tests/faults", how=IN_THREES)
 
 
 @nox.session
@@ -98,7 +104,7 @@ def engines(session: nox.Session) -> None:
     where = "tests/engines"
     if not (ROOT / where).exists():
         session.skip(f"there is no {where} yet")
-    pytest(session, where, may_be_empty=True)
+    pytest(session, where, may_be_empty=True, how=ENGINES_SIDE_BY_SIDE)
 
 
 @nox.session
@@ -114,7 +120,7 @@ def engines_heavy(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """The stock OpenAI SDKs, Python and npm, against the daemon. Not in the default set."""
     npm_packages(session)
-    pytest(session, "tests/conformance")
+    pytest(session, "tests/conformance", how=ENGINES_SIDE_BY_SIDE)
 
 
 @nox.session
