@@ -20,7 +20,7 @@ def check(file: Path) -> None:
     from modeld.config.load import load
 
     loaded = load(file, os.environ)
-    doubts = _check_references(loaded, file)
+    doubts = _check_references(loaded, file) + _check_exposure(loaded.config, file)
     count = sum(1 for _ in loaded.config.keyed_models())
     click.echo(f"{file}: ok, {_counted(count, 'model')}")
     for route, models in _gateways(loaded.config):
@@ -61,6 +61,16 @@ def _check_references(loaded: Loaded, file: Path) -> list[str]:
             raise ConfigError(message, file=file, line=line, column=column)
         warnings.append(f"{file}:{line}:{column}: {message}")
     return warnings
+
+
+def _check_exposure(config: Config, file: Path) -> list[str]:
+    """Return a warning where `modeld serve` will refuse to open the API to other machines without keys."""
+    if config.listen.is_loopback or config.api_keys:
+        return []
+    return [
+        f"{file}: listen: {config.listen.host} can be reached from other machines, so `modeld serve` asks for "
+        "api_keys (or MODELD_API_KEYS)"
+    ]
 
 
 def _doubt(model: Model, base: Path) -> str:

@@ -198,3 +198,15 @@ def test_a_wrong_reference_has_its_place(tmp_path: Path, model: str, message: st
     place, path = ("5:12", "gateways[0].models[0].model") if gateway else ("3:10", "models[0].model")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"{file}:{place}: {path}: '{model}': {message}")
+
+
+def test_an_open_address_without_keys_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon refuses it; keys may still come from the environment, and then there is nothing to say."""
+    monkeypatch.delenv("MODELD_API_KEYS", raising=False)
+    file = tmp_path / "m.yaml"
+    file.write_text("listen: 0.0.0.0:8000\n")
+    result = CliRunner().invoke(modeld, ["check", str(file)])
+    assert result.exit_code == 0
+    assert f"warning: {file}: listen: 0.0.0.0 can be reached from other machines" in result.output
+    result = CliRunner().invoke(modeld, ["check", str(file)], env={"MODELD_API_KEYS": "k"})
+    assert (result.exit_code, "warning" in result.output) == (0, False)
