@@ -68,8 +68,8 @@ def _check_exposure(config: Config, file: Path) -> list[str]:
     if config.listen.is_loopback or config.api_keys:
         return []
     return [
-        f"{file}: listen: {config.listen.host} can be reached from other machines, so `modeld serve` asks for "
-        "api_keys (or MODELD_API_KEYS)"
+        f"{file}: listen: {config.listen.host} can be reached from other machines, so `modeld serve` asks "
+        "for api_keys (or MODELD_API_KEYS)"
     ]
 
 
