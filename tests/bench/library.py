@@ -1,8 +1,9 @@
 """`python -m tests.bench.library`: what it costs to list 500 models, cold and warm. Prints figures.
 
 The files are sparse: each has the header of a real model, with one of a few vocabularies of the sizes that
-are in use (real libraries hold many models for each vocabulary), and 100 MB of nothing behind it. With
-`--distinct` every file has a vocabulary of its own, the worst there can be.
+are in use (real libraries hold many models for each vocabulary), and 100 MB of nothing behind it; then the
+same with a vocabulary of its own in every file, the worst there can be. `modeld ctl models` is timed beside
+the listing alone: what it takes for an empty folder is the command's own start.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import asyncio
 import os
 import random
 import resource
+import statistics
 import struct
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -136,13 +139,34 @@ async def measure(folder: Path, cache: Path) -> None:
     print(f"{'what is kept':<40} {size / 1000:>10.0f} kB")
 
 
+async def command(folder: Path, cache: Path) -> None:
+    """Time `modeld ctl models` for the models, and for no model: the rest is Python's start and imports."""
+    empty = cache / "nothing"
+    empty.mkdir()
+    took: dict[Path, list[float]] = {folder: [], empty: []}
+    for _ in range(5):
+        for path, times in took.items():
+            line = ["-m", "modeld", "ctl", "--state-dir", str(cache), "models", "--cache-dir", str(cache)]
+            start = time.perf_counter()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *line, str(path), stdout=asyncio.subprocess.DEVNULL
+            )
+            await process.wait()
+            times.append(time.perf_counter() - start)
+    all_, none = (statistics.median(times) * 1000 for times in took.values())
+    words = f"start and imports {none:.0f} ms, models {all_ - none:.0f} ms"
+    print(f"{'warm, ctl models (median of 5)':<40} {all_:>10.0f} ms  {words}")
+
+
 async def hostile(folder: Path) -> None:
     """Time the worst of hostile files: the reading, and all of it with the reader's start."""
     empty = struct.pack("<IIQ", 9, 8, 1 << 20)
+    quarter = struct.pack("<IIQ", 9, 8, 1 << 18)
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a")
     files = {
         "a million empty words": head + empty + bytes(8 << 20),
-        "a million words, 120 MB": head + empty + (struct.pack("<Q", 104) + bytes(104)) * (1 << 20),
+        "a quarter of a million empty words": head + quarter + bytes(2 << 20),
+        "as many words, 60 MB": head + quarter + (struct.pack("<Q", 220) + bytes(220)) * (1 << 18),
         "8000 keys": b"GGUF"
         + struct.pack("<IQQ", 3, 0, 8000)
         + b"".join(text(f"key.{at}") + struct.pack("<II", 4, 1) for at in range(8000)),
@@ -171,15 +195,18 @@ def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--distinct", action="store_true")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="md") as folder:
-        models, cache = Path(folder, "models"), Path(folder, "cache")
-        models.mkdir()
-        total = fill(models, chosen.count, chosen.distinct)
-        print(f"{chosen.count} files with {total / 1e6:.0f} MB of headers, {os.cpu_count()} cores")
-        asyncio.run(measure(models, cache))
-        asyncio.run(hostile(Path(folder)))
+    for distinct in (False, True):
+        with tempfile.TemporaryDirectory(prefix="md") as folder:
+            models, cache = Path(folder, "models"), Path(folder, "cache")
+            models.mkdir()
+            total = fill(models, chosen.count, distinct)
+            what = "with a vocabulary each" if distinct else "with 12 vocabularies"
+            print(f"{chosen.count} files {what}, {total / 1e6:.0f} MB of headers, {os.cpu_count()} cores")
+            asyncio.run(measure(models, cache))
+            asyncio.run(command(models, cache))
+            if distinct:
+                asyncio.run(hostile(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ def _unreadable(path: Path, error: OSError) -> LoadFailed:
 async def _gguf(files: Sequence[Path], size: int) -> Metadata:
     (answer,) = await read_models([files])
     if answer.error:
-        raise LoadFailed(f"{answer.error}; fetch it again, or name another file", permanent=True)
+        fix = "fetch it again (first `modeld ctl rm` it, if modeld pulled it), or name another file"
+        raise LoadFailed(f"{answer.error}; {fix}", permanent=True)
     if answer.trouble:
         raise LoadFailed(answer.trouble, permanent=True)
     if answer.metadata is None:

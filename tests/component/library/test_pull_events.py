@@ -37,7 +37,13 @@ async def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[
     made.repos["org/tiny"] = {NAME: BODY}
     made.fail(NAME, Fault(status=500, headers={"Retry-After": "0"}), Fault(hold=len(BODY) // 2))
     async with serving(made):
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        for name in (
+            "HF_TOKEN",
+            "HUGGING_FACE_HUB_TOKEN",
+            "HF_HUB_OFFLINE",
+            "TRANSFORMERS_OFFLINE",
+            "HF_HUB_CACHE",
+        ):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_ENDPOINT", made.address)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))

@@ -141,13 +141,13 @@ def _explained(repo: str, file: str | None = None) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled:
         raise Refused(
-            f"{what}: HF_HUB_OFFLINE is set and it is not on this disk; unset it, "
+            f"{what}: HF_HUB_OFFLINE is set and it is not on this disk; unset it for the daemon, "
             "or pull the model once where there is a network"
         ) from None
     except GatedRepoError:
         raise Refused(
             f"{what}: its authors give it to whom they know; accept their terms at {endpoint()}/{repo} and "
-            f"set HF_TOKEN{' (the one that is set was not enough)' if get_token() else ''}"
+            f"set HF_TOKEN for the daemon{' (the one that it has was not enough)' if get_token() else ''}"
         ) from None
     except DisabledRepoError:
         raise Refused(f"{what}: {endpoint()} has closed this repository") from None
@@ -173,12 +173,16 @@ def _refusal(what: str, repo: str, file: str | None, error: HfHubHTTPError) -> E
     if status in (401, 404):
         return Refused(_unknown(what, repo))
     if status == 403:
-        return Refused(f"{what}: {endpoint()} forbids it (403); set HF_TOKEN to a token that may read {repo}")
+        return Refused(
+            f"{what}: {endpoint()} forbids it (403); give the daemon an HF_TOKEN that may read {repo}"
+        )
     return Refused(f"{what}: {endpoint()} answers {status}")
 
 
 def _unknown(what: str, repo: str) -> str:
-    fix = "HF_TOKEN, which is set, may not read it" if get_token() else "if it is private, set HF_TOKEN"
+    fix = "if it is private, set HF_TOKEN for the daemon"
+    if get_token():
+        fix = "the daemon's HF_TOKEN may not read it"
     return f"{what}: {endpoint()} has no repository {repo} for us; check the name, and {fix}"
 
 
