@@ -18,8 +18,10 @@ from modeld.cli.changes import outcome_page, plan_page
 from modeld.cli.output import AS_JSON, document_out, going_on, line_out
 from modeld.cli.progress import progress
 from modeld.cli.table import Screen
+from modeld.cli.words import cell
 from modeld.errors import UsageError
 from modeld.supervisor.events import FeedEvent
+from modeld.supervisor.states import State
 
 
 def _change_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -141,6 +143,12 @@ class _Changing:
             if result.plan != plan:  # another change came first
                 line_out(f"the plan has changed meanwhile:\n{plan_page(result.plan, screen)}")
             line_out(outcome_page(result.outcomes, screen) or "done")
+            failed = [each.name for each in result.outcomes if each.message.startswith(str(State.FAILED))]
+            if added := [cell(name) for name in failed if name in result.plan.adds]:
+                again, forget = f"`modeld ctl load {added[0]}`", f"`modeld ctl remove {' '.join(added)}`"
+                click.echo(
+                    f"what failed stays configured: {again} tries again, {forget} forgets it", err=True
+                )
         if not all(outcome.ok for outcome in result.outcomes):
             click.get_current_context().exit(1)
 

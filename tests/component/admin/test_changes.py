@@ -335,6 +335,16 @@ async def test_outcomes(daemon: Daemon) -> None:
     assert result.stdout == PLAN + "ok new\nfailed bad: exit code 1: \\x1b]0;owned\\x07 no memory\n"
 
 
+async def test_what_failed_after_it_was_added(daemon: Daemon) -> None:
+    """It is configured all the same, so both ways on are named."""
+    daemon.control.outcomes = (Outcome("new", False, "failed: the hub has no such repository"),)
+    result = await daemon.ctl("reload")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "what failed stays configured: `modeld ctl load new` tries again, `modeld ctl remove new` forgets it"
+    )
+
+
 async def test_json(daemon: Daemon) -> None:
     """--json prints exactly one document on stdout: the plan of a dry run, else the result."""
     result = await daemon.ctl("reload", "--dry-run", "--json")
