@@ -33,7 +33,7 @@ from modeld.protocol.tasks import (
     Vector,
 )
 from tests.harness import reference_minilm as reference
-from tests.harness.loaded import Loaded, loaded
+from tests.harness.loaded import Loaded, loaded, logged, text_of
 from tests.harness.models_minilm import CONTEXT, WIDTH, minilm, minilm_reranker
 
 pytestmark = pytest.mark.engine
@@ -194,9 +194,8 @@ async def test_the_engines_output_is_the_log_and_never_what_was_embedded(
     """The engine's own words can be read in the log; the texts it was given are not among them."""
     async with started(embedder, short_dir) as it:
         assert await it.vectors("a secret sentence")
-        log = "\n".join(line.text for line in it.ring.lines())
-        assert "model loaded" in log
-        assert "secret" not in log
+        await logged(it.ring, "model loaded")
+        assert "secret" not in text_of(it.ring)
 
 
 @pytest.mark.parametrize("options", [{}, {"pooling": "rank"}], ids=["by its file", "as configured"])

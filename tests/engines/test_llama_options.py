@@ -144,8 +144,9 @@ async def test_the_cache_has_the_types_asked_for(short_dir: Path, demo_gguf: Pat
     """The engine's log tells type and size of keys and values."""
     types = {"cache_type_k": "q8_0", "cache_type_v": "q4_0"}
     async with started(short_dir, demo_gguf, **types, extra_args=["--verbosity", "4"]) as model:
-        assert re.search(r"K \(q8_0\):.*V \(q4_0\):", model.log), model.log[-3000:]
         assert await said(model, chat())
+        await model.logged("V (q4_0):")
+        assert re.search(r"K \(q8_0\):.*V \(q4_0\):", model.log), model.log[-3000:]
 
 
 async def test_layers_stay_on_the_cpu_when_told(short_dir: Path) -> None:

@@ -48,7 +48,7 @@ async def test_it_tells_what_it_really_uses(it: Loaded) -> None:
     assert it.facts.device == "cpu"
     assert it.facts.detail["engine"].startswith("diffusers ")
     assert it.facts.detail["dtype"] == "float32"
-    assert "float32 is used" in it.log
+    await it.logged("float32 is used")
 
 
 async def test_it_draws_what_was_asked_for_with_progress(it: Loaded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,7 +48,23 @@ class Loaded:
     @property
     def log(self) -> str:
         """All that the worker and its engine have written."""
-        return "\n".join(line.text for line in self.ring.lines())
+        return text_of(self.ring)
+
+    async def logged(self, words: str) -> None:
+        """Wait until the log holds these words."""
+        await logged(self.ring, words)
+
+
+def text_of(ring: LogRing) -> str:
+    """Return a log as one text."""
+    return "\n".join(line.text for line in ring.lines())
+
+
+async def logged(ring: LogRing, words: str) -> None:
+    """Wait until a log holds these words; it comes by another way than the answers."""
+    async with asyncio.timeout(PATIENCE_S):
+        while words not in text_of(ring):
+            await asyncio.sleep(0.02)
 
 
 async def rest(call: OpenCall) -> None:

@@ -114,7 +114,7 @@ async def test_a_real_model_is_added_by_its_path_and_is_back_after_a_kill(
         await daemon.ended()
     async with running(short_dir, {"models": [small]}) as daemon, asyncio.timeout(180):
         assert await names(daemon) == {"own", "extra"}
-        assert "extra, which was added to the running daemon, is back" in "\n".join(daemon.lines)
+        await daemon.line("extra, which was added to the running daemon, is back")
         said = await daemon.ctl("remove", "own", "--json")
         [note] = said.json["plan"]["notes"]
         assert "comes back at the next start" in note
