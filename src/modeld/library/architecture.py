@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +49,7 @@ _BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.(.+)")
 _RECURRENT = ("ssm_", "shortconv", "time_mix")
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class Tensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor as the file lists it: name, dimensions (fastest first), type's name, bytes, place."""
 
     name: str
@@ -60,10 +61,7 @@ class Tensor(msgspec.Struct, frozen=True):
     @property
     def elements(self) -> int:
         """How many numbers it holds."""
-        total = 1
-        for length in self.shape:
-            total *= length
-        return total
+        return math.prod(self.shape)
 
 
 def described(keys: Mapping[str, Any], tensors: Sequence[Tensor], size: int) -> Metadata:
