@@ -15,6 +15,7 @@ from modeld.cli.output import AS_JSON, document_out, line_out
 from modeld.cli.table import Row, Screen, table
 from modeld.cli.words import cell, count, duration, one_line
 from modeld.errors import ModeldError, StartupError
+from modeld.supervisor.states import State
 
 HEADINGS = ("JOB", "STATUS", "KIND", "MODEL", "ITEMS", "FAILED", "AGE")
 WORDS = 4
@@ -66,6 +67,8 @@ def show(client: AdminClient, id: str, as_json: bool) -> None:
         return
     for line in page(job, datetime.now().timestamp()):
         line_out(line)
+    if why := _why_waiting(client, job):
+        line_out(f"  {why}")
 
 
 @jobs.command()
@@ -131,6 +134,18 @@ def page(job: JobReport, now: float) -> Iterator[str]:
         yield f"  item {failure.place}: {one_line(failure.message)}"
     if job.failed > len(job.failures):
         yield f"  and {count(job.failed - len(job.failures), 'more item')} that failed"
+
+
+def _why_waiting(client: AdminClient, job: JobReport) -> str:
+    """Return what a job's model does, when that is why the job waits."""
+    if job.over or not job.waiting:
+        return ""
+    for model in client.status().models:
+        if model.name == job.model and model.state is not State.READY:
+            return f"waits: its model is {model.state}" + (
+                f": {one_line(model.message)}" if model.message else ""
+            )
+    return ""
 
 
 def summary(job: JobReport) -> str:

@@ -24,6 +24,7 @@ from modeld.cli.main import modeld
 from modeld.cli.table import Screen
 from modeld.errors import EngineError
 from modeld.protocol.tasks import Task
+from modeld.supervisor.states import State
 from tests.component.admin.fake_supervisor import FakeControl, FakeSupervisor, model
 from tests.component.jobs.served import WAIT_S, Api, JobPool, echo, number_of, serving
 from tests.fakes.pool import Answer, said
@@ -35,6 +36,7 @@ class Steered:
 
     api: Api
     state_dir: Path
+    supervisor: FakeSupervisor
 
     def command(self, *args: str) -> list[str]:
         return ["ctl", "--state-dir", str(self.state_dir), "jobs", *args]
@@ -52,7 +54,7 @@ async def steered(folder: Path, pool: JobPool) -> AsyncIterator[Steered]:
         info = DaemonInfo("0.1.0", 42, 61.0, "http://127.0.0.1:8000")
         app = build_admin_app(supervisor, FakeControl(supervisor), lambda: info, api.room.queue)
         async with serve_admin(app, folder / "admin.sock"):
-            yield Steered(api, folder)
+            yield Steered(api, folder, supervisor)
 
 
 def half_failing(name: str, task: Task) -> list[Answer]:
@@ -88,6 +90,18 @@ async def test_one_job_is_shown_with_how_its_items_failed(short_dir: Path) -> No
         assert "  item 1: no to 1\n  item 3: no to 3\n" in result.stdout
         told = json.loads((await it.ctl("show", id, "--json")).stdout)
         assert told["failures"][0] == {"place": 1, "code": "engine_error", "message": "no to 1"}
+
+
+async def test_a_job_that_waits_says_what_its_model_does(short_dir: Path) -> None:
+    """A model that is not ready is the reason; one that serves has others to serve first."""
+    async with steered(short_dir, JobPool(answer=lambda name, task: [])) as it:
+        id = await it.api.batch(20)
+        await it.api.pool.until(lambda: len(it.api.pool.begun) > 0)
+        it.supervisor.add(model("tiny", State.STOPPED, message="unloaded; `modeld ctl load tiny` loads it"))
+        said_last = (await it.ctl("show", id)).stdout.splitlines()[-1]
+        assert said_last == "  waits: its model is stopped: unloaded; `modeld ctl load tiny` loads it"
+        it.supervisor.add(model("tiny", State.READY))
+        assert "waits" not in (await it.ctl("show", id)).stdout
 
 
 async def test_a_job_is_cancelled_and_one_that_is_over_is_not(short_dir: Path) -> None:
