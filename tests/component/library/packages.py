@@ -75,7 +75,7 @@ def family() -> list[psutil.Process]:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Wait, within bounds, for a process outside to come that far."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.02)
     assert condition(), what

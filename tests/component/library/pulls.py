@@ -15,7 +15,7 @@ from tests.harness.hub import COMMIT
 BODY = b"GGUF" + bytes(range(256)) * 8000
 NAME = "tiny-Q4_K_M.gguf"
 REF = HubRef("org/tiny")
-FAST = Limits(stall=20.0, tries=3, pause=0.0)
+FAST = Limits(stall=120.0, tries=3, pause=0.0)
 
 
 class Heard:

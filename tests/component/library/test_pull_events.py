@@ -26,7 +26,7 @@ from tests.component.supervisor.conftest import make_pool, spec, until
 from tests.fakes.workers import Workers
 from tests.harness.hub import Fault, Hub, serving
 
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 INFO = DaemonInfo("0.1.0", 42, 61.0, "http://127.0.0.1:8000")
 
 

@@ -12,7 +12,7 @@ from modeld.errors import LoadFailed
 from modeld.library.pull.client import Progress
 from modeld.library.pull.watch import OVER, Pulls
 
-LIMIT_S = 10.0
+LIMIT_S = 120.0
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.sets(st.integers(0, 19)), st.booleans())
