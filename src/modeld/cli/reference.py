@@ -28,7 +28,7 @@ def told_by_files(
     its first piece. With no loader given, whatever cannot become a model here is refused at once: raises
     UsageError for a reference that is none, a path that is not there, a broken file, one that is no model.
     """
-    from modeld.library.refs import BuiltRef, LocalRef, parse
+    from modeld.library.refs import BuiltRef, HubRef, LocalRef, parse
 
     if loader is not None and usecase is not None:
         return ref, loader, usecase
@@ -42,6 +42,8 @@ def told_by_files(
         known = _DEMO.get(found.name, (None, None))
         same = loader in (None, known[0])
         return ref, loader or known[0], usecase or (known[1] if same else None)
+    if isinstance(found, HubRef) and loader is None and found.glob is None and "gguf" in found.repo.lower():
+        return ref, "llama_server", usecase  # by the hub's custom: such repositories hold GGUF files
     if not isinstance(found, LocalRef):
         return ref, loader, usecase
     path = Path(os.path.abspath(found.path))

@@ -69,6 +69,13 @@ def test_what_is_not_on_this_disk_is_left_to_be_guessed(tmp_path: Path) -> None:
         assert told(ref, tmp_path) == (ref, None, None)
 
 
+def test_a_repository_of_gguf_files_is_known_by_its_name(tmp_path: Path) -> None:
+    """`org/NAME-GGUF` is for llama.cpp, whatever its case; another one tells nothing before it is here."""
+    for repo in ("Qwen/Qwen3-8B-GGUF", "one/tiny-gguf"):
+        assert told_by_files(repo, tmp_path, loader=None, usecase=None) == (repo, "llama_server", None)
+    assert told_by_files("Qwen/Qwen3-8B", tmp_path, loader=None, usecase=None)[1] is None
+
+
 def test_what_cannot_become_a_model_is_refused_at_once(tmp_path: Path) -> None:
     """Nonsense, no file, a damaged one, a folder of several, a projector: each with what is wrong."""
     gguf(tmp_path / "a.gguf", "llama")
