@@ -71,7 +71,11 @@ async def served(
     context: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """Serve the gateway and the Responses API; `settings` are the gateway's, `context` the room's."""
+    """Serve the gateway and the Responses API; `settings` are the gateway's, `context` the room's.
+
+    Signs of life come only where a test asks for them: on a slow machine they would come anywhere.
+    """
+    settings = {"keepalive_interval": 600.0, **settings}
     pool, clock, metrics = pool or FakePool(), clock or SystemClock(), Metrics()
     facts = GatewaySettings(**settings)
     app = build_app(pool, facts, metrics, clock)
