@@ -12,11 +12,16 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
+START_S = 1000.0
+
 TICK_S = 0.000_1
 """What a turn of the loop takes; about what one takes in the daemon."""
 
 STUCK_S = 60.0
 """Real seconds after which a loop that nothing can wake is given up."""
+
+MOST_S = 3600.0
+"""Virtual seconds after which one is given up: something looks now and then for what never comes."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -50,11 +55,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 class _Selector(selectors.DefaultSelector):
     """Counts the turns of a loop, and does not sleep until a timer: it goes there."""
 
-    now = 1000.0
+    now = START_S
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(STUCK_S if timeout is None else 0)
         if timeout is None and not ready:
             raise RuntimeError("nothing is left that could wake this loop")
         self.now += max(timeout or 0.0, TICK_S) if not ready else TICK_S
+        if self.now > START_S + MOST_S:
+            raise RuntimeError(f"this loop has gone on for {MOST_S:g} virtual seconds")
         return ready
