@@ -177,6 +177,7 @@ async def test_a_change_goes_on_when_its_owner_is_killed(short_dir: Path) -> Non
         await owner.wait()
         daemon.write(config(fake("after")), file)
         assert (await daemon.ctl("add", str(file))).code == 0
+        await daemon.until("slow", "ready")  # a change does not wait for the one before
         assert {
             model["name"]: model["state"] for model in (await daemon.admin("GET", "/status"))["models"]
         } == {

@@ -44,7 +44,7 @@ class _Gone(Exception):
 
 
 class _Run:
-    """One item at work. `off` is set when it has a slot or is over: then the lane takes the next one.
+    """One item at work. `off` is set when it has begun or is over: then the lane takes the next one.
 
     `final`: it must not be begun anew.
     """
@@ -53,7 +53,6 @@ class _Run:
         self.item = item
         self.yields = yields
         self.begun = False
-        self.paused = False
         self.cut = False
         self.final = False
         self.off = asyncio.Event()
@@ -77,7 +76,7 @@ class _Work:
 
 
 class _Lane:
-    """One model's items at work. `served` has the turn of each caller's last item."""
+    """One model's items at work. `served`: the turn of each caller's last item. `tired`: a pause is due."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -85,6 +84,7 @@ class _Lane:
         self.at_work: Counter[str] = Counter()
         self.served: dict[str, int] = {}
         self.turn = 0
+        self.tired = False
         self.pause = PAUSE_S[0]
 
 
@@ -156,6 +156,10 @@ class Runner:
     async def _run_lane(self, lane: _Lane) -> None:
         while True:
             lane.more.clear()
+            if lane.tired:
+                lane.tired = False
+                await asyncio.sleep(lane.pause)
+                lane.pause = min(lane.pause * 2, PAUSE_S[1])
             item = await self._next(lane)
             if item is None:
                 await lane.more.wait()
@@ -166,10 +170,7 @@ class Runner:
             run.task = self._group.create_task(self._live(lane, run))
             run.task.add_done_callback(partial(self._over, lane, run))
             await run.off.wait()
-            if run.paused:
-                await asyncio.sleep(lane.pause)
-                lane.pause = min(lane.pause * 2, PAUSE_S[1])
-            elif run.begun:
+            if run.begun:
                 lane.pause = PAUSE_S[0]
 
     async def _next(self, lane: _Lane) -> TakenItem | None:
@@ -221,11 +222,12 @@ class Runner:
         async with AsyncExitStack() as stack:
             stream = await self._admitted(run, task, stack)
             if not run.begun:
-                run.begun = True
-                run.off.set()
                 item = run.item
                 if not await self._store.begin(item):
                     raise _Gone
+                # Not before: while the disk takes no beginning the lane has to pause.
+                run.begun = True
+                run.off.set()
                 if not (item.place or item.attempts or item.key in self._yielded):
                     self._metrics.job_waited(item.kind, self._clock.time() - item.created)
             yield stream
@@ -275,7 +277,7 @@ class Runner:
         if verdict is Next.YIELD:
             self._yielded[item.key] += 1
             self._metrics.job_items_yielded.inc()
-        run.paused = verdict is Next.WAIT
+        lane.tired |= verdict is Next.WAIT
         await insist(self._store.give_back, item, counted=verdict is Next.AGAIN)
         lane.more.set()
 

@@ -76,7 +76,8 @@ class Tries:
 
     def check(self, side_by_side: int) -> None:
         """See that each of so many waited between its tries: no machine is so slow that they are more."""
-        assert self.count <= side_by_side * ((time.monotonic() - self.begun) / PAUSE_S + 1)
+        shortest = PAUSE_S * 0.9  # timers go by whole milliseconds
+        assert self.count <= side_by_side * ((time.monotonic() - self.begun) / shortest + 1)
 
 
 async def test_what_is_done_while_the_disk_is_full_is_stored_once_there_is_room(
