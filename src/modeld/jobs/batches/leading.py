@@ -166,7 +166,8 @@ class Leader:
             elif job.status == "cancelled":  # by the owner of the daemon
                 await self._become(status="cancelling", cancelling_at=self._now())
             elif job.over:
-                await self._become(status="finalizing", finalizing_at=self._now())
+                counts = counts_of(job)
+                await self._become(status="finalizing", finalizing_at=self._now(), request_counts=counts)
 
     async def _finish(self) -> None:
         """Write the output of a batch whose job is over."""
