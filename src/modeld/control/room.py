@@ -2,10 +2,10 @@
 
 One change at a time, up to the point where its models are on their way: what a change adds may be fetched for
 hours, and meanwhile it can be removed and others be changed. What a change has begun goes on when its caller
-leaves. The effective configuration (the
-models there are, as they were written) is kept in the store with each change, so that the next start and
-`reconcile` without a file know it. Models from the daemon's own file and models added since are told apart:
-a reload, like a restart, gives the file's models and those that were added.
+leaves. The effective configuration (the models there are, as they were written) is kept in the store with
+each change, so that the next start and `reconcile` without a file know it. Models from the daemon's own file
+and models added since are told apart: a reload, like a restart, gives the file's models and those that were
+added.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from msgspec import Meta
 from modeld.errors import BadRequest, NotFound
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing
+from modeld.gateway.answer import json_answer
 from modeld.gateway.body import expect, read_json
 from modeld.gateway.decoding import decode, invalid
-from modeld.gateway.encoding import dumps
 from modeld.ids import new_id
 from modeld.jobs import idempotency
 from modeld.jobs.batches.keeper import WINDOW_S, Keeper
@@ -91,7 +91,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     finally:
         if batch is None or batch.id != record.batch.id:
             room.shelf.remove(record.batch.id)
-    return _json(batch)
+    return json_answer(batch)
 
 
 async def _with_input(room: files.Room, identity: str, record: Record) -> None:
@@ -133,7 +133,7 @@ async def list_batches(request: web.Request) -> web.StreamResponse:
     found = await request.app[KEEPER].page(request[exchanges.KEY].identity, query.get("after"), limit + 1)
     if found is None:
         raise files.unknown_after(query)
-    return _json(files.listed(found, limit))
+    return json_answer(files.listed(found, limit))
 
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
@@ -151,11 +151,7 @@ async def cancel(request: web.Request) -> web.StreamResponse:
 def _found(id: str, batch: Batch | None) -> web.Response:
     if batch is None:
         raise NotFound(f"No batch found with id '{id[:100]}'.", code="batch_not_found", param="id")
-    return _json(batch)
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=dumps(value), content_type="application/json")
+    return json_answer(batch)
 
 
 def add_routes(app: web.Application, keeper: Keeper) -> None:

@@ -18,6 +18,7 @@ from modeld.clock import Clock
 from modeld.errors import BadRequest, NotFound, StoreFailed, TooLarge
 from modeld.gateway import exchange as exchanges
 from modeld.gateway import routing
+from modeld.gateway.answer import json_answer
 from modeld.gateway.decoding import invalid, missing
 from modeld.gateway.encoding import dumps
 from modeld.ids import new_id
@@ -106,7 +107,7 @@ async def create(request: web.Request) -> web.StreamResponse:
             )
         if added.conflict:
             raise idempotency.used_before(name)
-    return _json(body(added.file))
+    return json_answer(body(added.file))
 
 
 async def _keep(room: Room, part: Part, file: StoredFile, token: Token | None) -> FileAdded:
@@ -194,7 +195,7 @@ async def list_files(request: web.Request) -> web.StreamResponse:
     )
     if found is None:
         raise unknown_after(query)
-    return _json(listed([body(file) for file in found], limit))
+    return json_answer(listed([body(file) for file in found], limit))
 
 
 def number(query: MultiMapping[str], name: str, usual: int, most: int) -> int:
@@ -226,7 +227,7 @@ def listed(entries: list[Any], limit: int) -> dict[str, Any]:
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
     """Say what is known of a file."""
-    return _json(body(await _found(request)))
+    return json_answer(body(await _found(request)))
 
 
 async def content(request: web.Request) -> web.StreamResponse:
@@ -250,7 +251,7 @@ async def delete(request: web.Request) -> web.StreamResponse:
     if await room.files.delete(file.identity, file.id):
         room.metrics.files_changed(file.purpose, -1, -file.bytes)
     room.shelf.remove(file.id)
-    return _json({"id": file.id, "object": "file", "deleted": True})
+    return json_answer({"id": file.id, "object": "file", "deleted": True})
 
 
 async def _found(request: web.Request) -> StoredFile:
@@ -271,10 +272,6 @@ async def expect(request: web.Request) -> None:
     if wanted == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer itself has not begun
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=dumps(value), content_type="application/json")
 
 
 def add_routes(app: web.Application, room: Room) -> None:
